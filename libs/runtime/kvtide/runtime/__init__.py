@@ -1,1 +1,19 @@
-"""TODO."""
+"""What every process of kvtide stands on: clock, tasks, settings, logs, metrics."""
+
+from kvtide.runtime.clock import Clock, ManualClock, SystemClock
+from kvtide.runtime.errors import (
+    ConfigError,
+    KvtideError,
+    LimitError,
+)
+from kvtide.runtime.tasks import TaskScope
+
+__all__ = [
+    "Clock",
+    "ConfigError",
+    "KvtideError",
+    "LimitError",
+    "ManualClock",
+    "SystemClock",
+    "TaskScope",
+]
