@@ -1,1 +1,54 @@
-"""TODO."""
+"""Blocks of KV: identity, layout, headers and descriptors. Pure."""
+
+from kvtide.kv.descriptor import Located, SlotRef
+from kvtide.kv.errors import HeaderMismatchError, KvError
+from kvtide.kv.header import (
+    PRIVATE_KEY,
+    BlockHeader,
+    PartEntry,
+    SpaceTags,
+    make_header,
+)
+from kvtide.kv.ids import (
+    KEY_BYTES,
+    BlockKey,
+    Lease,
+    NodeId,
+    NodeRef,
+    RequestId,
+    RequestRef,
+    Role,
+    TenantId,
+    Tier,
+)
+from kvtide.kv.keys import KeySpace, SpaceId, derive_key
+from kvtide.kv.layout import Layout, PartKind
+from kvtide.kv.model import ModelFacts
+
+__all__ = [
+    "KEY_BYTES",
+    "PRIVATE_KEY",
+    "BlockHeader",
+    "BlockKey",
+    "HeaderMismatchError",
+    "KeySpace",
+    "KvError",
+    "Layout",
+    "Lease",
+    "Located",
+    "ModelFacts",
+    "NodeId",
+    "NodeRef",
+    "PartEntry",
+    "PartKind",
+    "RequestId",
+    "RequestRef",
+    "Role",
+    "SlotRef",
+    "SpaceId",
+    "SpaceTags",
+    "TenantId",
+    "Tier",
+    "derive_key",
+    "make_header",
+]

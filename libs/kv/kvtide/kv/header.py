@@ -1,0 +1,176 @@
+"""The header of a stored block: what it is, and what each of its parts hashes to.
+
+Layout, little-endian, ``HEADER_FIXED_BYTES`` then one entry a part, zero-padded to
+``Layout.header_bytes``:
+
+====== ===== ==========================================
+offset bytes field
+====== ===== ==========================================
+0      4     magic ``KVTB``
+4      2     format version
+6      2     number of parts
+8      4     key id (which cluster key made the block key)
+12     4     tokens that are valid
+16     8     generation of the slot
+24     16    block key (zeros: a private block without a key)
+40     16    model tag
+56     16    layout tag
+72     16    tenant tag
+88     8     slot length in bytes
+96     32    reserved, zero
+====== ===== ==========================================
+
+A part's entry is offset (8), length (8), xxh3-64 (8).
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvtide.kv.errors import HeaderMismatchError
+from kvtide.kv.ids import KEY_BYTES, BlockKey
+from kvtide.kv.layout import HEADER_FIXED_BYTES, PART_ENTRY_BYTES, Layout
+
+MAGIC = b"KVTB"
+FORMAT_VERSION = 1
+TAG_BYTES = 16
+PRIVATE_KEY = BlockKey(bytes(KEY_BYTES))
+
+_FIXED = struct.Struct("<4sHHIIQ16s16s16s16sQ")
+_ENTRY = struct.Struct("<QQQ")
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceTags:
+    """What a block belongs to, as tags that a reader compares with its own."""
+
+    key_id: int
+    model: bytes
+    layout: bytes
+    tenant: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PartEntry:
+    """One part: where it starts in the slot, its bytes, and their xxh3-64."""
+
+    offset: int
+    length: int
+    xxh3: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHeader:
+    """A decoded header. ``key`` is ``PRIVATE_KEY`` for an unkeyed block."""
+
+    key: BlockKey
+    tags: SpaceTags
+    generation: int
+    tokens: int
+    slot_bytes: int
+    parts: tuple[PartEntry, ...]
+
+    def encode(self, layout: Layout) -> bytes:
+        """The header's ``layout.header_bytes`` bytes."""
+        fixed = _FIXED.pack(
+            MAGIC,
+            FORMAT_VERSION,
+            len(self.parts),
+            self.tags.key_id,
+            self.tokens,
+            self.generation,
+            self.key,
+            self.tags.model,
+            self.tags.layout,
+            self.tags.tenant,
+            self.slot_bytes,
+        )
+        table = b"".join(
+            _ENTRY.pack(part.offset, part.length, part.xxh3) for part in self.parts
+        )
+        body = fixed.ljust(HEADER_FIXED_BYTES, b"\0") + table
+        return body.ljust(layout.header_bytes, b"\0")
+
+    @classmethod
+    def decode(cls, data: bytes | bytearray | memoryview) -> "BlockHeader":
+        """Read a header from untrusted bytes.
+
+        Raises:
+            HeaderMismatchError: these bytes are no header of this format.
+        """
+        if len(data) < HEADER_FIXED_BYTES:
+            raise HeaderMismatchError("length", f"{len(data)} bytes hold no header")
+        (
+            magic,
+            version,
+            count,
+            key_id,
+            tokens,
+            generation,
+            key,
+            model,
+            layout_tag,
+            tenant,
+            slot_bytes,
+        ) = _FIXED.unpack_from(data)
+        if magic != MAGIC or version != FORMAT_VERSION:
+            raise HeaderMismatchError("magic", "no block of this format")
+        if len(data) < HEADER_FIXED_BYTES + count * PART_ENTRY_BYTES:
+            raise HeaderMismatchError("parts", f"{count} parts do not fit the header")
+        parts = tuple(
+            PartEntry(
+                *_ENTRY.unpack_from(data, HEADER_FIXED_BYTES + i * PART_ENTRY_BYTES)
+            )
+            for i in range(count)
+        )
+        tags = SpaceTags(key_id, model, layout_tag, tenant)
+        return cls(BlockKey(key), tags, generation, tokens, slot_bytes, parts)
+
+    def check(
+        self, *, key: BlockKey, tags: SpaceTags, generation: int, layout: Layout
+    ) -> None:
+        """Compare with what the reader was promised.
+
+        Raises:
+            HeaderMismatchError: this is another block, another use of the slot, or
+                another model's, layout's or tenant's; ``field`` says which.
+        """
+        expected = (
+            ("key", self.key == key),
+            ("generation", self.generation == generation),
+            ("tags", self.tags == tags),
+            ("slot_bytes", self.slot_bytes == layout.slot_bytes),
+            ("tokens", self.tokens <= layout.block_tokens),
+            ("parts", self._parts_fit(layout)),
+        )
+        for field, holds in expected:
+            if not holds:
+                raise HeaderMismatchError(field, f"the header's {field} differs")
+
+    def _parts_fit(self, layout: Layout) -> bool:
+        length = self.tokens * layout.token_bytes
+        return len(self.parts) == layout.parts and all(
+            part.offset == layout.part_offset(i) and part.length == length
+            for i, part in enumerate(self.parts)
+        )
+
+
+def make_header(
+    *,
+    key: BlockKey,
+    tags: SpaceTags,
+    generation: int,
+    tokens: int,
+    part_xxh3: Sequence[int],
+    layout: Layout,
+) -> BlockHeader:
+    """The header of a block whose parts hash to ``part_xxh3`` (``layout.parts`` long).
+
+    A block of fewer tokens keeps every part at its full block's offset.
+    """
+    length = tokens * layout.token_bytes
+    parts = tuple(
+        PartEntry(layout.part_offset(i), length, xxh3)
+        for i, xxh3 in enumerate(part_xxh3)
+    )
+    return BlockHeader(key, tags, generation, tokens, layout.slot_bytes, parts)
