@@ -1,0 +1,211 @@
+"""All messages, one file per hop, in the order of a request's life."""
+
+from kvtide.bus.messages.admission import (
+    Admit,
+    CandidateEstimate,
+    Outcome,
+    Placed,
+    RejectCode,
+    Rejected,
+    RequestEnded,
+)
+from kvtide.bus.messages.base import (
+    Ack,
+    Failure,
+    Message,
+)
+from kvtide.bus.messages.gossip import (
+    BlocksChanged,
+    Dropped,
+    PlacementMade,
+    SnapshotPage,
+    SnapshotPull,
+)
+from kvtide.bus.messages.handover import (
+    HandoverPlan,
+    HandoverPull,
+    HandoverSlot,
+    HandoverState,
+    HandoverTaken,
+    PartsReady,
+    PartSums,
+    PrefillDone,
+    PrefillFailed,
+    PrefillTimes,
+)
+from kvtide.bus.messages.membership import (
+    ArenaGrant,
+    ArenaRequest,
+    Beat,
+    ConductorLoad,
+    DecodeLoad,
+    GatewayLoad,
+    Goodbye,
+    Load,
+    NodeState,
+    PrefillLoad,
+    StoreLoad,
+)
+from kvtide.bus.messages.pool import (
+    BadCopy,
+    BlockState,
+    CommitBlock,
+    LeaseRelease,
+    Presence,
+    PresenceReply,
+    PutBegin,
+    PutBlock,
+    PutCommit,
+    PutCommitted,
+    PutGranted,
+    PutSlot,
+)
+from kvtide.bus.messages.status import (
+    Explained,
+    ExplainQuery,
+    NodeView,
+    StatusQuery,
+    StatusReply,
+)
+from kvtide.bus.messages.tokens import (
+    DecodeFailed,
+    DecodeTimes,
+    FinishReason,
+    PullState,
+    TokenAck,
+    TokenPage,
+    TokenPull,
+    Tokens,
+)
+from kvtide.bus.messages.work import (
+    Cancel,
+    DecodeWork,
+    Owned,
+    PrefillWork,
+    RefuseCode,
+    SamplingSpec,
+    WorkAccepted,
+    WorkRefused,
+)
+
+AnyMessage = (
+    Ack
+    | Failure
+    | Admit
+    | CandidateEstimate
+    | Placed
+    | Rejected
+    | RequestEnded
+    | PrefillWork
+    | DecodeWork
+    | WorkAccepted
+    | WorkRefused
+    | Cancel
+    | Owned
+    | HandoverPlan
+    | PartsReady
+    | PrefillDone
+    | PrefillFailed
+    | HandoverPull
+    | HandoverState
+    | HandoverTaken
+    | Tokens
+    | TokenAck
+    | TokenPull
+    | TokenPage
+    | DecodeFailed
+    | PutBegin
+    | PutGranted
+    | PutCommit
+    | PutCommitted
+    | LeaseRelease
+    | Presence
+    | PresenceReply
+    | BadCopy
+    | BlocksChanged
+    | SnapshotPull
+    | SnapshotPage
+    | PlacementMade
+    | Beat
+    | Goodbye
+    | ArenaGrant
+    | ArenaRequest
+    | StatusQuery
+    | StatusReply
+    | ExplainQuery
+    | Explained
+)
+"""The closed union of everything that may be on the bus."""
+
+__all__ = [
+    "Ack",
+    "Admit",
+    "AnyMessage",
+    "ArenaGrant",
+    "ArenaRequest",
+    "BadCopy",
+    "Beat",
+    "BlockState",
+    "BlocksChanged",
+    "Cancel",
+    "CandidateEstimate",
+    "CommitBlock",
+    "ConductorLoad",
+    "DecodeFailed",
+    "DecodeLoad",
+    "DecodeTimes",
+    "DecodeWork",
+    "Dropped",
+    "ExplainQuery",
+    "Explained",
+    "Failure",
+    "FinishReason",
+    "GatewayLoad",
+    "Goodbye",
+    "HandoverPlan",
+    "HandoverPull",
+    "HandoverSlot",
+    "HandoverState",
+    "HandoverTaken",
+    "LeaseRelease",
+    "Load",
+    "Message",
+    "NodeState",
+    "NodeView",
+    "Outcome",
+    "Owned",
+    "PartSums",
+    "PartsReady",
+    "Placed",
+    "PlacementMade",
+    "PrefillDone",
+    "PrefillFailed",
+    "PrefillLoad",
+    "PrefillTimes",
+    "PrefillWork",
+    "Presence",
+    "PresenceReply",
+    "PullState",
+    "PutBegin",
+    "PutBlock",
+    "PutCommit",
+    "PutCommitted",
+    "PutGranted",
+    "PutSlot",
+    "RefuseCode",
+    "RejectCode",
+    "Rejected",
+    "RequestEnded",
+    "SamplingSpec",
+    "SnapshotPage",
+    "SnapshotPull",
+    "StatusQuery",
+    "StatusReply",
+    "StoreLoad",
+    "TokenAck",
+    "TokenPage",
+    "TokenPull",
+    "Tokens",
+    "WorkAccepted",
+    "WorkRefused",
+]

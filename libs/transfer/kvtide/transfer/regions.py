@@ -1,0 +1,178 @@
+"""The memory that an endpoint lets others reach."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvtide.runtime import Clock
+from kvtide.transfer.capability import CapabilityMint
+from kvtide.transfer.errors import AccessDenied, OutOfBounds, TimedOut
+from kvtide.transfer.handles import Access, RegionHandle
+
+
+class Region:
+    """Memory that peers may reach with a handle. Made by an endpoint.
+
+    ``view`` is the memory itself, for the owner.
+    """
+
+    def __init__(
+        self,
+        table: "RegionTable",
+        number: int,
+        view: memoryview,
+        *,
+        name: str,
+        location: str,
+        shm_name: str,
+        dispose: Callable[[], None] | None,
+    ) -> None:
+        """Made by ``RegionTable.add``."""
+        self.number = number
+        self.name = name
+        self.location = location
+        self.shm_name = shm_name
+        self.view = view
+        self._table = table
+        self._dispose = dispose
+
+    @property
+    def length(self) -> int:
+        """Bytes."""
+        return len(self.view)
+
+    def handle(
+        self, access: Access = Access.READ, ttl_s: float | None = None
+    ) -> RegionHandle:
+        """The right to reach this region for ``ttl_s`` seconds (None: for its life).
+
+        Raises:
+            AccessDenied: WRITE access to a read-only buffer.
+        """
+        return self._table.handle(self, access, ttl_s)
+
+    def dispose(self) -> None:
+        """Give back what the endpoint made for it; called by the endpoint, once."""
+        dispose, self._dispose = self._dispose, None
+        if dispose is not None:
+            dispose()
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A checked right to use a region now; must be released."""
+
+    region: Region
+    expires_s: float | None
+
+
+class RegionTable:
+    """The regions of one endpoint, with who uses them. Thread-safe."""
+
+    def __init__(self, mint: CapabilityMint, clock: Clock) -> None:
+        """Start empty."""
+        self._mint = mint
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._regions: dict[int, Region] = {}
+        self._users: dict[int, int] = {}
+        self._last = 0
+
+    def add(
+        self,
+        view: memoryview,
+        *,
+        name: str,
+        location: str,
+        shm_name: str = "",
+        dispose: Callable[[], None] | None = None,
+    ) -> Region:
+        """Put memory in; its number is new in this epoch."""
+        with self._changed:
+            self._last += 1
+            region = Region(
+                self,
+                self._last,
+                view,
+                name=name,
+                location=location,
+                shm_name=shm_name,
+                dispose=dispose,
+            )
+            self._regions[region.number] = region
+        return region
+
+    def regions(self) -> list[Region]:
+        """Those that are reachable now."""
+        with self._changed:
+            return list(self._regions.values())
+
+    def handle(
+        self, region: Region, access: Access, ttl_s: float | None
+    ) -> RegionHandle:
+        """See ``Region.handle``."""
+        if access is Access.WRITE and region.view.readonly:
+            raise AccessDenied(f"region {region.name!r} is read-only")
+        expires_s = None if ttl_s is None else self._clock.monotonic() + ttl_s
+        return RegionHandle(
+            node=self._mint.node,
+            epoch=self._mint.epoch,
+            region=region.number,
+            length=region.length,
+            capability=self._mint.mint(region.number, access, expires_s),
+            shm_name=region.shm_name,
+        )
+
+    def claim(self, number: int, capability: bytes, access: Access) -> Grant:
+        """Check the right and count a user in, until ``release``.
+
+        Raises:
+            AccessDenied: no such region, or not with this capability.
+        """
+        expires_s = self._mint.check(
+            number, capability, access, self._clock.monotonic()
+        )
+        with self._changed:
+            region = self._regions.get(number)
+            if region is None:
+                raise AccessDenied("the region is gone", node=self._mint.node)
+            self._users[number] = self._users.get(number, 0) + 1
+        return Grant(region, expires_s)
+
+    def release(self, grant: Grant) -> None:
+        """Count a user out."""
+        number = grant.region.number
+        with self._changed:
+            left = self._users[number] - 1
+            if left:
+                self._users[number] = left
+            else:
+                del self._users[number]
+                self._changed.notify_all()
+
+    def retire(self, region: Region) -> None:
+        """Deny new users from now on."""
+        with self._changed:
+            self._regions.pop(region.number, None)
+
+    def wait_unused(self, region: Region, timeout_s: float) -> None:
+        """Block until no user is left.
+
+        Raises:
+            TimedOut: some are left after ``timeout_s``.
+        """
+        with self._changed:
+            free = self._changed.wait_for(
+                lambda: region.number not in self._users, timeout_s
+            )
+        if not free:
+            raise TimedOut(f"region {region.name!r} is still in use by peers")
+
+
+def check_range(offset: int, length: int, size: int, slice_index: int) -> None:
+    """Raise OutOfBounds unless ``length`` bytes at ``offset`` lie inside ``size``."""
+    if offset < 0 or length < 0 or offset > size or length > size - offset:
+        raise OutOfBounds(
+            f"{length} bytes at {offset} are not inside a region of {size}",
+            slice_index=slice_index,
+        )

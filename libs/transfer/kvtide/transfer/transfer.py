@@ -1,0 +1,215 @@
+"""One batch of reads or writes under way: awaitable, pollable, cancellable."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator
+
+from kvtide.runtime import Clock
+from kvtide.transfer.errors import Cancelled, TimedOut, TransferError
+from kvtide.transfer.handles import Operation, Priority, TransferResult
+
+Abort = Callable[["Transfer"], None]
+"""Stops the parts of a transfer that wait or run; each still settles."""
+
+
+class Transfer:
+    """A batch under way. Safe to use from any thread.
+
+    It ends when every part of it has settled: only then is the caller's memory
+    the caller's again.
+    """
+
+    def __init__(
+        self,
+        *,
+        slice_count: int,
+        nbytes: int,
+        operation: Operation,
+        purpose: str,
+        priority: Priority,
+        timeout_s: float,
+        clock: Clock,
+        retries: int = 3,
+    ) -> None:
+        """Made by ``TransferPeer.read`` and ``write``."""
+        self.operation = operation
+        self.purpose = purpose
+        self.priority = priority
+        self.nbytes = nbytes
+        self.started_s = clock.monotonic()
+        self.deadline_s = self.started_s + timeout_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._xxh3 = [0] * slice_count
+        self._unsettled = 0
+        self._retries_left = retries
+        self._failure: TransferError | None = None
+        self._paths: set[str] = set()
+        self._callbacks: list[Callable[[], None]] = []
+        self._abort: Abort | None = None
+
+    # ---- the caller's side
+
+    def done(self) -> bool:
+        """Whether the transfer has ended and the memory is the caller's again."""
+        return self._ended.is_set()
+
+    def cancel(self) -> None:
+        """Ask for an early end; the transfer ends when its running parts have."""
+        self.fail(Cancelled("the transfer was cancelled"))
+
+    def result(self) -> TransferResult:
+        """The result of a transfer that has ended.
+
+        Raises:
+            TransferError: why it failed.
+            RuntimeError: it has not ended.
+        """
+        if not self._ended.is_set():
+            message = "the transfer has not ended"
+            raise RuntimeError(message)
+        if self._failure is not None:
+            raise self._failure
+        return TransferResult(tuple(self._xxh3), self.nbytes, self.path)
+
+    def wait_blocking(self, timeout_s: float | None = None) -> TransferResult:
+        """Wait in a thread for the end.
+
+        With ``timeout_s``, gives up waiting after that time; the transfer goes on.
+
+        Raises:
+            TimedOut: its deadline passed; or ``timeout_s`` did, with ``done()``
+                still false.
+            TransferError: why it failed.
+        """
+        left_s = self.remaining_s()
+        if timeout_s is not None and timeout_s < left_s:
+            if not self._ended.wait(timeout_s):
+                raise TimedOut(f"the transfer did not end within {timeout_s} s")
+        elif not self._ended.wait(max(0.0, left_s)):
+            self.expire()
+            self._ended.wait()
+        return self.result()
+
+    def __await__(self) -> Generator[None, None, TransferResult]:
+        """Wait for the end; if the waiting task is cancelled, cancel first.
+
+        A cancelled task gets its ``CancelledError`` only once the memory is free.
+        """
+        return self._wait().__await__()
+
+    async def _wait(self) -> TransferResult:
+        if self._ended.is_set():
+            return self.result()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        def ended() -> None:
+            # the loop may be closed if nobody waits any more
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(wake)
+
+        self.when_ended(ended)
+        timer = loop.call_later(max(0.0, self.remaining_s()), self.expire)
+        try:
+            await self._shielded(future)
+        finally:
+            timer.cancel()
+        return self.result()
+
+    async def _shielded(self, future: asyncio.Future[None]) -> None:
+        cancelled: asyncio.CancelledError | None = None
+        while not future.done():
+            try:
+                await asyncio.shield(future)
+            except asyncio.CancelledError as error:
+                cancelled = error
+                self.cancel()
+        if cancelled is not None:
+            raise cancelled
+
+    # ---- the transport's side
+
+    @property
+    def path(self) -> str:
+        """The transport that carried it; "tcp" when several did."""
+        if len(self._paths) == 1:
+            return next(iter(self._paths))
+        return "tcp"
+
+    @property
+    def failed(self) -> bool:
+        """Whether it will end in an error: its parts need not be done any more."""
+        return self._failure is not None
+
+    @property
+    def failure(self) -> TransferError | None:
+        """Why it failed, if it did."""
+        return self._failure
+
+    def remaining_s(self) -> float:
+        """Seconds until the deadline; negative after it."""
+        return self.deadline_s - self._clock.monotonic()
+
+    def begin(self, parts: int, abort: Abort) -> None:
+        """Say how many parts must settle, and how to stop them; once, at the start."""
+        self._unsettled = parts
+        self._abort = abort
+        if parts == 0:
+            self._end()
+
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called once, from any thread, at the end."""
+        with self._lock:
+            if not self._ended.is_set():
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def digest(self, slice_index: int, xxh3: int) -> None:
+        """Keep the checksum of a slice."""
+        self._xxh3[slice_index] = xxh3
+
+    def settle(self, path: str) -> None:
+        """One part is over, well or not; its memory is not touched any more."""
+        with self._lock:
+            self._paths.add(path)
+            self._unsettled -= 1
+            last = self._unsettled == 0
+        if last:
+            self._end()
+
+    def fail(self, error: TransferError) -> None:
+        """The transfer will end in ``error``, unless another came first."""
+        with self._lock:
+            if self._failure is not None or self._ended.is_set():
+                return
+            self._failure = error
+            abort = self._abort
+        if abort is not None:
+            abort(self)
+
+    def expire(self) -> None:
+        """The deadline has passed."""
+        seconds = self.deadline_s - self.started_s
+        self.fail(TimedOut(f"the transfer did not end within {seconds:g} s"))
+
+    def spend_retry(self) -> bool:
+        """Take one from the budget of retries; False when none is left."""
+        with self._lock:
+            if self._retries_left == 0:
+                return False
+            self._retries_left -= 1
+            return True
+
+    def _end(self) -> None:
+        with self._lock:
+            self._ended.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
