@@ -64,7 +64,7 @@ class ConfigFile(msgspec.Struct, frozen=True):
     rope_scaling: msgspec.Raw | None = None
     rope_parameters: msgspec.Raw | None = None
     partial_rotary_factor: float | None = None
-    sliding_window: int | None | msgspec.UnsetType = msgspec.UNSET
+    sliding_window: int | msgspec.UnsetType | None = msgspec.UNSET
     use_sliding_window: bool = False
     layer_types: list[str] | None = None
     quantization_config: msgspec.Raw | None = None
@@ -253,7 +253,7 @@ def _rope(config: ConfigFile, source: str) -> Rope:
 
 
 def _eos_token_ids(folder: Path, config: ConfigFile) -> tuple[int, ...]:
-    """transformers' generate stops at those of generation_config.json, where it is."""
+    """What transformers' generate stops at: those of generation_config.json, where it is."""
     path = folder / "generation_config.json"
     if path.exists():
         ids = _decode(path, GenerationFile).eos_token_id

@@ -1,0 +1,129 @@
+"""The forward pass of a Llama-like decoder over runs of KV memory."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm, silu
+
+from kvtide.engine.architecture import Architecture
+from kvtide.engine.attention import attend, history_mask
+from kvtide.engine.memory import KvRun
+from kvtide.engine.rope import Rotation, inverse_frequencies
+from kvtide.engine.weights import DecoderWeights, LayerWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows first..last of the batch are tokens start..end of a run."""
+
+    run: KvRun
+    first: int
+    last: int
+    start: int
+    end: int
+    mask: Tensor | None
+
+    def tail(self, row: int) -> "Span":
+        """The span's last token alone, as the given row."""
+        return Span(self.run, row, row + 1, self.end - 1, self.end, None)
+
+
+class Decoder:
+    """Embedding, layers, final norm and head; holds no state of any sequence."""
+
+    def __init__(
+        self, architecture: Architecture, weights: DecoderWeights, dtype: torch.dtype
+    ) -> None:
+        self._shape = architecture
+        self._weights = weights
+        self._dtype = dtype
+        self._inv_freq = inverse_frequencies(architecture.rope, architecture.head_dim)
+
+    def span(self, run: KvRun, first: int, start: int, tokens: int) -> Span:
+        """Place the tokens start..start+tokens of a run at a row of the batch."""
+        end = start + tokens
+        mask = history_mask(start, end, self._dtype)
+        return Span(run, first, first + tokens, start, end, mask)
+
+    def forward(
+        self,
+        token_ids: Sequence[int],
+        spans: Sequence[Span],
+        wanted: Sequence[int],
+        between: Callable[[int], None],
+        written: Callable[[int], None],
+    ) -> Tensor | None:
+        """Compute all spans; return logits, float32 [len(wanted), vocab].
+
+        Each layer writes its K and V into the runs. `wanted` are indices of spans whose
+        last token's logits are wanted; None is returned where there are none.
+        `between(layer)` is called before a layer is computed and `written(layer)` when
+        its K and V are in all runs, before its attention reads them; either may raise.
+        """
+        hidden = self._weights.embedding[torch.tensor(token_ids)].to(self._dtype)
+        positions = torch.cat([torch.arange(s.start, s.end) for s in spans])
+        rotation = Rotation(self._inv_freq, positions, self._dtype)
+        final = len(self._weights.layers) - 1
+        for index, layer in enumerate(self._weights.layers):
+            between(index)
+            query = self._project(index, layer, hidden, rotation, spans)
+            written(index)
+            if index == final:
+                # what follows the last layer's K and V serves the wanted logits only
+                if not wanted:
+                    return None
+                rows = torch.tensor([spans[i].last - 1 for i in wanted])
+                query, hidden = query[rows], hidden[rows]
+                spans = [spans[i].tail(row) for row, i in enumerate(wanted)]
+            self._mix(index, layer, hidden, query, spans)
+        return self._weights.head(self._norm(hidden, self._weights.norm)).float()
+
+    def _project(
+        self,
+        index: int,
+        layer: LayerWeights,
+        hidden: Tensor,
+        rotation: Rotation,
+        spans: Sequence[Span],
+    ) -> Tensor:
+        """Write K and V of one layer; return its queries [tokens, heads, head_dim]."""
+        a = self._shape
+        qkv = layer.qkv(self._norm(hidden, layer.input_norm))
+        qkv = qkv.view(len(hidden), a.heads + 2 * a.kv_heads, a.head_dim)
+        qk, value = qkv[:, : a.heads + a.kv_heads], qkv[:, a.heads + a.kv_heads :]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query = self._norm(qk[:, : a.heads], layer.query_norm)
+            key = self._norm(qk[:, a.heads :], layer.key_norm)
+            qk = torch.cat((query, key), 1)
+        qk = rotation.apply(qk)
+        key = qk[:, a.heads :]
+        for span in spans:
+            here = slice(span.first, span.last)
+            span.run.keys(index)[span.start : span.end] = key[here]
+            span.run.values(index)[span.start : span.end] = value[here]
+        return qk[:, : a.heads]
+
+    def _mix(
+        self,
+        index: int,
+        layer: LayerWeights,
+        hidden: Tensor,
+        query: Tensor,
+        spans: Sequence[Span],
+    ) -> None:
+        """Attend, then the gated MLP; adds both to `hidden`."""
+        a = self._shape
+        attended = query.new_empty(len(query), a.heads * a.head_dim)
+        for span in spans:
+            here = slice(span.first, span.last)
+            keys = span.run.keys(index)[: span.end]
+            values = span.run.values(index)[: span.end]
+            attend(query[here], keys, values, span.mask, attended[here])
+        hidden += layer.output(attended)
+        gate, up = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, -1)
+        hidden += layer.down(silu(gate).mul_(up))
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight.shape, weight, self._shape.rms_norm_eps)

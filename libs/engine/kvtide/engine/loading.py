@@ -1,0 +1,121 @@
+"""From a model folder or hub id to a model that runs."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from blake3 import blake3
+
+from kvtide.engine.architecture import Architecture, read_architecture
+from kvtide.engine.attention import VARIANT
+from kvtide.engine.decoder import Decoder
+from kvtide.engine.errors import ModelUnavailable, UnsupportedModel
+from kvtide.engine.facts import ModelFacts
+from kvtide.engine.hub import fetch_from_hub
+from kvtide.engine.linear import WeightForm
+from kvtide.engine.memory import KvRun
+from kvtide.engine.progress import Progress, ProgressReport, silent
+from kvtide.engine.runner import Runner
+from kvtide.engine.tensor_files import weight_files
+from kvtide.engine.weights import read_weights
+
+_ENGINE: Final = "kvtide-lean-1"
+_DTYPES: Final = {"float32": torch.float32}
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory: what it is, and what runs it."""
+
+    facts: ModelFacts
+    runner: Runner
+
+    def new_run(self, capacity_tokens: int) -> KvRun:
+        """Make the KV memory of a new sequence; the caller closes it."""
+        return KvRun(self.facts, capacity_tokens)
+
+
+def load_model(
+    source: str | Path,
+    *,
+    threads: int | None = None,
+    cache_dir: Path | None = None,
+    dtype: str = "float32",
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load a model from a local folder or from the hub; blocking.
+
+    `threads` sets torch's compute threads for the whole process (None leaves them).
+    Code from a model repository is never run, and no pickle is opened.
+
+    Raises:
+        UnsupportedModel: it can't be served exactly; the message says why.
+        BrokenModel: its files are missing or don't fit together.
+        ModelUnavailable: there is no such folder and the hub did not give it.
+    """
+    report = progress or silent
+    if dtype not in _DTYPES:
+        reason = f"dtype {dtype} is not served; choose {' or '.join(_DTYPES)}"
+        raise UnsupportedModel(str(source), reason)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    folder = _folder(source, cache_dir, report)
+    architecture = read_architecture(folder, str(source))
+
+    def on_layer(layer: int) -> None:
+        message = f"loading {folder.name}"
+        layers = architecture.layers
+        report(ProgressReport("load", layer + 1, layers, "layers", message))
+
+    weights = read_weights(folder, architecture, _DTYPES[dtype], on_layer)
+    facts = ModelFacts(
+        name=str(source)
+        if isinstance(source, str) and folder != Path(source)
+        else folder.resolve().name,
+        digest=_digest((folder / "config.json", *weight_files(folder))),
+        layers=architecture.layers,
+        kv_heads=architecture.kv_heads,
+        head_dim=architecture.head_dim,
+        kv_dtype=dtype,
+        kv_dtype_bytes=_DTYPES[dtype].itemsize,
+        vocab_size=architecture.vocab_size,
+        max_tokens=architecture.max_tokens,
+        eos_token_ids=architecture.eos_token_ids,
+        numerics=_numerics(architecture, weights.form, dtype),
+    )
+    decoder = Decoder(architecture, weights, _DTYPES[dtype])
+    return LoadedModel(facts, Runner(decoder, facts))
+
+
+def _folder(source: str | Path, cache_dir: Path | None, report: Progress) -> Path:
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    if isinstance(source, Path) or not _HUB_ID.fullmatch(source):
+        reason = "there is no such folder, and it is not a hub id (OWNER/NAME)"
+        raise ModelUnavailable(str(source), reason)
+    report(ProgressReport("download", 0, 0, "files", f"fetching {source} from the hub"))
+    return fetch_from_hub(source, cache_dir)
+
+
+def _digest(files: tuple[Path, ...]) -> str:
+    """Name, size and content of each file, every part length-prefixed."""
+    whole = blake3()
+    for path in files:
+        name = path.name.encode()
+        content = blake3(max_threads=blake3.AUTO)
+        content.update_mmap(path)
+        whole.update(len(name).to_bytes(8, "little") + name)
+        whole.update(path.stat().st_size.to_bytes(8, "little") + content.digest())
+    return whole.hexdigest()
+
+
+def _numerics(architecture: Architecture, form: WeightForm, dtype: str) -> str:
+    release = ".".join(torch.__version__.split("+")[0].split(".")[:2])
+    return (
+        f"compute={dtype};weights={form};attention={VARIANT};"
+        f"{architecture.rope.canonical()};engine={_ENGINE};torch={release};device=cpu"
+    )

@@ -1,0 +1,99 @@
+"""The weight files of a model folder: safetensors, and nothing else is opened."""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+import math
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from kvtide.engine.errors import BrokenModel, UnsupportedModel
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+class _IndexFile(msgspec.Struct, frozen=True):
+    weight_map: dict[str, str]
+
+
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The safetensors files of a model folder, by name.
+
+    Raises:
+        BrokenModel: there are none, or the index can't be read.
+        UnsupportedModel: there are only weights of another, unsafe format.
+    """
+    if (folder / _SINGLE).exists():
+        return (folder / _SINGLE,)
+    index = folder / _INDEX
+    if index.exists():
+        names = set(_read_index(index).weight_map.values())
+        bad = [name for name in names if Path(name).name != name]
+        if bad:
+            raise BrokenModel(index, f"it names a file outside the folder: {bad[0]}")
+        return tuple(folder / name for name in sorted(names))
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
+        raise UnsupportedModel(
+            str(folder), "its weights are pickles; convert them to safetensors"
+        )
+    raise BrokenModel(folder, f"holds neither {_SINGLE} nor {_INDEX}")
+
+
+class TensorReader:
+    """Hands out each tensor once, and knows what nobody asked for."""
+
+    def __init__(self, files: tuple[Path, ...], dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._folder = files[0].parent
+        self._files = {}
+        for path in files:
+            try:
+                opened = safe_open(path, framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise BrokenModel(path, f"is no safetensors file ({error})") from error
+            self._files |= dict.fromkeys(opened.keys(), opened)
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Read a tensor of this shape, in the compute dtype.
+
+        Raises:
+            BrokenModel: it is missing, or not what config.json says.
+        """
+        opened = self._files.pop(name, None)
+        if opened is None:
+            raise BrokenModel(self._folder, f"the weight files lack {name}")
+        tensor: Tensor = opened.get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise BrokenModel(
+                self._folder,
+                f"{name} has shape {tuple(tensor.shape)}, config.json says {shape}",
+            )
+        if not tensor.dtype.is_floating_point or math.prod(shape) == 0:
+            raise BrokenModel(self._folder, f"{name} holds no numbers")
+        return tensor.to(self._dtype)
+
+    def ignore(self, name: str) -> None:
+        """Let a tensor be there for nothing."""
+        self._files.pop(name, None)
+
+    def refuse_rest(self, source: str) -> None:
+        """Raise UnsupportedModel if some tensors were not asked for."""
+        # old checkpoints store the rotary frequencies, which follow from config.json
+        rest = sorted(n for n in self._files if not n.endswith("rotary_emb.inv_freq"))
+        if rest:
+            raise UnsupportedModel(
+                source,
+                f"it has weights that its architecture has no place for: {rest[0]}"
+                f" and {len(rest) - 1} more",
+            )
+
+
+def _read_index(path: Path) -> _IndexFile:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_IndexFile)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise BrokenModel(path, f"can't be read ({error})") from error
