@@ -6,6 +6,7 @@ from kvtide.runtime.errors import (
     KvtideError,
     LimitError,
 )
+from kvtide.runtime.names import random_node_name
 from kvtide.runtime.tasks import TaskScope
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "ManualClock",
     "SystemClock",
     "TaskScope",
+    "random_node_name",
 ]

@@ -5,64 +5,187 @@ come from a flag, then the environment (``KVTIDE_…``), then a TOML file, then 
 default; an unknown key is an error that names it.
 """
 
+import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretBytes,
+    SecretStr,
+    ValidationError,
+    field_validator,
+)
+
+from kvtide.runtime.errors import ConfigError
+from kvtide.runtime.sources import (
+    CONFIG_VARIABLE,
+    Given,
+    Origin,
+    Schemas,
+    near_matches,
+    read_environment,
+    read_file,
+)
+
+S = TypeVar("S", bound=BaseModel)
+
+HIDDEN = "********"
+_SECRET_NAME = re.compile(r"(^|_)(secret|password|token|api_keys?)$")
+_URL_PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):([^/@\s]*)@")
 
 
 class RoleSettings(BaseModel):
     """What each process needs to find the others and to be seen."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     nats: str = Field(
-        "nats://127.0.0.1:4222",
+        default="nats://127.0.0.1:4222",
         description="URL of the NATS server (or several, comma-separated)",
     )
     cluster: str = Field(
-        "local",
+        default="local",
         pattern=r"^[a-zA-Z0-9_-]+$",
         description="name of the cluster, part of every subject",
     )
     catalog: str = Field(
-        "",
+        default="",
         description="SQLAlchemy URL of the catalog; empty: SQLite in the state folder",
     )
     node: str = Field(
-        "",
+        default="",
         pattern=r"^[a-zA-Z0-9_-]*$",
         description="this node's name; empty: role and a random word",
     )
     state_dir: Path = Field(
-        Path("~/.kvtide"),
+        default=Path("~/.kvtide"),
         description="folder for the secret, epochs, logs, SQLite and SSD blocks",
     )
     secret_file: Path | None = Field(
-        None,
+        default=None,
         description="file with the cluster's secret; empty: STATE_DIR/secret, made once",
     )
     shm_dir: Path | None = Field(
-        Path("/dev/shm"),  # noqa: S108 - the system's shared memory, not a temporary file
+        default=Path("/dev/shm"),  # noqa: S108 - the system's shared memory, not a temporary file
         description="folder in memory that this host's roles share; equal for all of them",
     )
     listen: str = Field(
-        "127.0.0.1", description="address that ports of this role bind to"
+        default="127.0.0.1", description="address that ports of this role bind to"
     )
     advertise: str = Field(
-        "", description="address that others reach this role at; empty: LISTEN"
+        default="", description="address that others reach this role at; empty: LISTEN"
     )
     http_port: int = Field(
-        0,
+        default=0,
         ge=0,
         le=65535,
         description="port for /livez, /readyz and /metrics; 0: any free one",
     )
     transfer_port: int = Field(
-        0, ge=0, le=65535, description="port for bulk bytes; 0: any free one"
+        default=0, ge=0, le=65535, description="port for bulk bytes; 0: any free one"
     )
     log_level: str = Field(
-        "info", pattern="^(debug|info|warning|error)$", description="least level logged"
+        default="info",
+        pattern="^(debug|info|warning|error)$",
+        description="least level logged",
     )
     log_format: str = Field(
-        "console", pattern="^(console|json)$", description="console or json lines"
+        default="console",
+        pattern="^(console|json)$",
+        description="console or json lines",
     )
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _expand_home(cls, value: object) -> object:
+        return value.expanduser() if isinstance(value, Path) else value
+
+
+def load_settings(
+    cls: type[S],
+    role: str,
+    *,
+    flags: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
+    toml_path: Path | None = None,
+    schemas: Schemas | None = None,
+) -> tuple[S, Mapping[str, Origin]]:
+    """The settings of ``role`` and where each value came from.
+
+    Order: ``flags`` (those not None), the environment (``KVTIDE_<ROLE>_X``, then
+    ``KVTIDE_X``), the TOML file (``[<role>]``, then ``[common]``), the default.
+    ``environ`` None is the process's own; ``toml_path`` None is ``KVTIDE_CONFIG``, if
+    set. ``schemas`` are the settings of all roles, whose names are then known too.
+
+    Raises:
+        ConfigError: an unknown name, a value that does not fit, or an unreadable file.
+    """
+    environ = os.environ if environ is None else environ
+    schemas = {role: cls} if schemas is None else {**schemas, role: cls}
+    if toml_path is None and environ.get(CONFIG_VARIABLE):
+        toml_path = Path(environ[CONFIG_VARIABLE])
+    given: dict[str, Given] = {}
+    if toml_path is not None:
+        given |= read_file(schemas, role, toml_path.expanduser())
+    given |= read_environment(schemas, role, environ)
+    for key, value in (flags or {}).items():
+        if key not in cls.model_fields:
+            near = near_matches(key, cls.model_fields)
+            raise ConfigError(f"unknown setting {key!r} of {role}{near}", key=key)
+        if value is not None:
+            flag = f"--{key.replace('_', '-')}"
+            given[key] = Given(value, Origin("flag", flag))
+    try:
+        settings = cls(**{key: item.value for key, item in given.items()})
+    except ValidationError as error:
+        raise _readable(error, cls, given) from error
+    default = Origin("default")
+    origins = {
+        key: given[key].origin if key in given else default for key in cls.model_fields
+    }
+    return settings, origins
+
+
+def shown(key: str, value: object) -> str:
+    """``value`` as text for people: secrets and passwords in URLs are hidden."""
+    if value is None or value == "":
+        return ""
+    if isinstance(value, (SecretStr, SecretBytes)) or is_secret_name(key):
+        return HIDDEN
+    return hide_passwords(str(value))
+
+
+def is_secret_name(key: str) -> bool:
+    """Whether a setting or log field of this name holds a secret."""
+    return _SECRET_NAME.search(key) is not None
+
+
+def hide_passwords(text: str) -> str:
+    """``text`` with the password of each URL in it replaced."""
+    return _URL_PASSWORD.sub(rf"\1:{HIDDEN}@", text)
+
+
+def _readable(
+    error: ValidationError, cls: type[BaseModel], given: Mapping[str, Given]
+) -> ConfigError:
+    """One line for each thing that is wrong, with the name, the value and its origin."""
+    lines: list[str] = []
+    first = ""
+    for item in error.errors(include_url=False):
+        path = [str(part) for part in item["loc"]]
+        key = ".".join(path)
+        first = first or key
+        what = item["msg"]
+        if item["type"] == "extra_forbidden":
+            what = f"no such setting{near_matches(path[-1], cls.model_fields)}"
+        line = f"{key}: {what[:1].lower()}{what[1:]}"
+        if path and path[0] in given:
+            origin = given[path[0]].origin
+            line += f" (got {shown(path[-1], item['input'])!r} from {origin})"
+        lines.append(line)
+    return ConfigError("; ".join(lines), key=first)

@@ -1,0 +1,46 @@
+"""Metrics of one process: a registry that is passed in, and how it is written out."""
+
+import platform
+from importlib import metadata
+
+from prometheus_client import (
+    CollectorRegistry,
+    Gauge,
+    PlatformCollector,
+    ProcessCollector,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+LATENCY_BUCKETS_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
+    0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+"""Buckets that suit both a message and a long prompt."""
+
+
+def version() -> str:
+    """The installed version of kvtide."""
+    try:
+        return metadata.version("kvtide")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def new_registry(*, role: str, node: str) -> CollectorRegistry:
+    """A registry with the process's own figures and ``kvtide_build_info``."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    build = Gauge(
+        "kvtide_build_info",
+        "Always 1; the labels say what runs here.",
+        ("version", "python", "role", "node"),
+        registry=registry,
+    )
+    build.labels(version(), platform.python_version(), role, node).set(1)
+    return registry
+
+
+def exposition(registry: CollectorRegistry) -> tuple[str, bytes]:
+    """The content type and body of a scrape."""
+    return CONTENT_TYPE_LATEST, generate_latest(registry)

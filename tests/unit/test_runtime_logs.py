@@ -1,0 +1,87 @@
+"""Log events: their form, and what never gets into them."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from kvtide.runtime.logs import configure_logging, request_context
+from kvtide.runtime.names import random_node_name
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+def test_json_events_carry_node_request_and_no_secrets() -> None:
+    out = io.StringIO()
+    configure_logging(level="info", log_format="json", node="store-1", stream=out)
+    with request_context("req-7"):
+        structlog.get_logger().info(
+            "placed",
+            prompt="tell me a secret",
+            tokens=[1, 2, 3],
+            cluster_secret="abc",  # noqa: S106 - what the test is about
+            url="nats://u:p4ss@h:1",
+            blocks=3,
+        )
+    structlog.get_logger().debug("not shown")
+    event = json.loads(out.getvalue())
+    assert event.pop("timestamp").endswith("Z")
+    assert event == {
+        "event": "placed",
+        "level": "info",
+        "node": "store-1",
+        "request": "req-7",
+        "prompt": "<16>",
+        "tokens": "<3>",
+        "cluster_secret": "********",
+        "url": "nats://u:********@h:1",
+        "blocks": 3,
+    }
+
+
+def test_logging_of_other_libraries_has_the_same_form() -> None:
+    out = io.StringIO()
+    configure_logging(log_format="json", node="n", stream=out)
+    logging.getLogger("elsewhere").warning("hm %d", 5)
+    logging.getLogger("nats").info("chatty")
+    (line,) = out.getvalue().splitlines()
+    event = json.loads(line)
+    assert (event["event"], event["level"], event["node"]) == ("hm 5", "warning", "n")
+
+
+def test_an_exception_is_one_json_line() -> None:
+    out = io.StringIO()
+    configure_logging(log_format="json", stream=out)
+    try:
+        int("boom")
+    except ValueError:
+        structlog.get_logger().exception("failed", request="r")
+    (line,) = out.getvalue().splitlines()
+    assert "ValueError: invalid literal" in json.loads(line)["exception"]
+
+
+def test_console_lines_are_for_people() -> None:
+    out = io.StringIO()
+    configure_logging(node="n", stream=out)
+    structlog.get_logger().info("joined", role="store")
+    assert "joined" in out.getvalue()
+    assert "role=store" in out.getvalue()
+    assert "\x1b" not in out.getvalue()
+
+
+def test_node_names_fit_a_subject() -> None:
+    names = {random_node_name("decode") for _ in range(50)}
+    assert len(names) > 40
+    assert all(name.startswith("decode-") for name in names)
+    assert all(name.replace("-", "").isalnum() for name in names)
