@@ -80,7 +80,6 @@ def load_model(
         kv_heads=architecture.kv_heads,
         head_dim=architecture.head_dim,
         kv_dtype=dtype,
-        kv_dtype_bytes=_DTYPES[dtype].itemsize,
         vocab_size=architecture.vocab_size,
         max_tokens=architecture.max_tokens,
         eos_token_ids=architecture.eos_token_ids,

@@ -8,6 +8,7 @@ import torch
 
 from kvtide.engine.errors import RunClosed
 from kvtide.engine.facts import ModelFacts
+from kvtide.kv import Layout
 
 KEY: Final = 0
 VALUE: Final = 1
@@ -43,8 +44,9 @@ class KvRun:
         self.capacity = capacity_tokens
         self._length = 0
         self._layers = facts.layers
-        self._token_bytes = facts.token_part_bytes
-        memory = _reserve(capacity_tokens * facts.token_bytes)
+        layout = Layout.of(facts)
+        self._token_bytes = layout.token_bytes
+        memory = _reserve(capacity_tokens * layout.token_bytes * layout.parts)
         self._memory: memoryview | None = memoryview(memory)
         parts = torch.frombuffer(memory, dtype=getattr(torch, facts.kv_dtype)).view(
             facts.layers, 2, capacity_tokens, facts.kv_heads, facts.head_dim

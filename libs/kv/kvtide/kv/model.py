@@ -2,16 +2,31 @@
 
 from dataclasses import dataclass
 
+LAYOUT_VERSION = 1
+"""Changes whenever the bytes of a part for the same tokens change their meaning."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The facts of a served model that decide whether two KV blocks are the same.
+    """A loaded model's identity and the numbers that its KV layout is made from.
 
-    Workers compute it when they load the model and publish it in their beats;
-    gateways derive block keys from it. ``digest`` is hex over configuration and
-    weights. ``kv_dtype`` is a name such as ``float32``. ``numerics`` is a short
-    canonical string (compute dtype, weight form, attention variant, RoPE settings,
-    engine). ``max_tokens`` is the context length: prompt plus generated.
+    Workers compute it when they load the model and publish it in their beats; gateways
+    derive block keys from it. Two workers with equal facts may exchange KV bytes.
+
+    Attributes:
+        name: what clients call the model.
+        digest: hex BLAKE3 of its configuration and of every weight file.
+        layers: decoder layers, each with one K and one V part.
+        kv_heads: heads of K and V.
+        head_dim: numbers in one head.
+        kv_dtype: torch's name of the stored number, such as "float32".
+        vocab_size: length of a logits vector.
+        max_tokens: longest sequence (prompt and generated together).
+        eos_token_ids: tokens that end a generation, ascending.
+        numerics: canonical text of whatever else changes the stored numbers (compute
+            dtype, weight form, attention variant, RoPE settings, engine).
+        layout_version: version of the byte order inside a part.
+        block_tokens: tokens in a block; one value for a model in a cluster.
     """
 
     name: str
@@ -24,5 +39,5 @@ class ModelFacts:
     max_tokens: int
     eos_token_ids: tuple[int, ...]
     numerics: str
-    layout_version: int = 1
+    layout_version: int = LAYOUT_VERSION
     block_tokens: int = 64
