@@ -17,11 +17,41 @@ from dataclasses import dataclass
 
 import httpx
 
-WORDS = """
-river stone lantern harvest copper window garden winter letter morning market bridge
-violin thunder meadow captain orchard silver candle forest engine harbour island pepper
-mirror saddle cotton planet rocket temple valley whisper yellow
-""".split()
+WORDS = [
+    "river",
+    "stone",
+    "lantern",
+    "harvest",
+    "copper",
+    "window",
+    "garden",
+    "winter",
+    "letter",
+    "morning",
+    "market",
+    "bridge",
+    "violin",
+    "thunder",
+    "meadow",
+    "captain",
+    "orchard",
+    "silver",
+    "candle",
+    "forest",
+    "engine",
+    "harbour",
+    "island",
+    "pepper",
+    "mirror",
+    "saddle",
+    "cotton",
+    "planet",
+    "rocket",
+    "temple",
+    "valley",
+    "whisper",
+    "yellow",
+]
 
 
 @dataclass(frozen=True, slots=True)
