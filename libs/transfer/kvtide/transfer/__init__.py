@@ -1,1 +1,81 @@
-"""TODO."""
+"""Moves bytes between registered memories of processes, wherever they are.
+
+An ``Endpoint`` registers regions and gives out handles; whoever holds a handle
+connects to the endpoint's address and reads (or writes) ranges, through shared
+memory on the same host and TCP elsewhere, verified either way. See ``interface``
+for the rules of ownership and completion.
+"""
+
+from kvtide.transfer.endpoint import Endpoint
+from kvtide.transfer.errors import (
+    AccessDenied,
+    Cancelled,
+    Corrupt,
+    OutOfBounds,
+    Refused,
+    StaleEpoch,
+    TimedOut,
+    TransferError,
+    Unreachable,
+)
+from kvtide.transfer.handles import (
+    PROTOCOL,
+    Access,
+    EndpointAddress,
+    Operation,
+    Priority,
+    ReadSlice,
+    RegionHandle,
+    TransferResult,
+    WriteSlice,
+)
+from kvtide.transfer.interface import (
+    Observer,
+    PeerGone,
+    TransferEndpoint,
+    TransferPeer,
+)
+from kvtide.transfer.memory import Fault, FaultPlan, MemoryEndpoint, MemoryFabric
+from kvtide.transfer.peer import SocketPeer
+from kvtide.transfer.regions import Region
+from kvtide.transfer.shm import shm_host, sweep_shm
+from kvtide.transfer.transfer import Transfer
+
+Peer = TransferPeer
+"""The short name: what ``connect`` gives, whatever the transport."""
+
+__all__ = [
+    "PROTOCOL",
+    "Access",
+    "AccessDenied",
+    "Cancelled",
+    "Corrupt",
+    "Endpoint",
+    "EndpointAddress",
+    "Fault",
+    "FaultPlan",
+    "MemoryEndpoint",
+    "MemoryFabric",
+    "Observer",
+    "Operation",
+    "OutOfBounds",
+    "Peer",
+    "PeerGone",
+    "Priority",
+    "ReadSlice",
+    "Refused",
+    "Region",
+    "RegionHandle",
+    "SocketPeer",
+    "StaleEpoch",
+    "TimedOut",
+    "Transfer",
+    "TransferEndpoint",
+    "TransferError",
+    "TransferPeer",
+    "TransferResult",
+    "Unreachable",
+    "WriteSlice",
+    "shm_host",
+    "sweep_shm",
+]

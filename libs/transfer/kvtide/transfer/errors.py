@@ -11,6 +11,8 @@ TransferError
 └── Cancelled      the caller gave up
 """
 
+# ruff: noqa: N818 - the names say what happened; TransferError says what they are
+
 from typing import ClassVar
 
 from kvtide.runtime import KvtideError

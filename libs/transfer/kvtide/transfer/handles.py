@@ -1,7 +1,7 @@
 """The values that transfers are made of; all plain, so that any codec carries them."""
 
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import IntEnum, StrEnum
 
 PROTOCOL = 1
 """Version of the wire protocol; both ends must have the same."""
@@ -21,7 +21,7 @@ class Priority(IntEnum):
     BACKGROUND = 1
 
 
-class Operation(str, Enum):
+class Operation(StrEnum):
     """The direction of a transfer, seen from the one who asked."""
 
     READ = "read"

@@ -47,9 +47,7 @@ class Observer(Protocol):
         """A transfer of ours is complete."""
         ...
 
-    def failed(
-        self, path: str, purpose: str, operation: Operation, kind: str
-    ) -> None:
+    def failed(self, path: str, purpose: str, operation: Operation, kind: str) -> None:
         """A transfer of ours failed; ``kind`` is ``TransferError.kind``."""
         ...
 
@@ -172,9 +170,7 @@ class TransferEndpoint(ABC):
         """
 
     @abstractmethod
-    def register(
-        self, buffer: object, *, name: str, location: str = "cpu:0"
-    ) -> Region:
+    def register(self, buffer: object, *, name: str, location: str = "cpu:0") -> Region:
         """Let peers reach an existing contiguous buffer (bytes, mmap, array...).
 
         The buffer must stay alive and in place until ``deregister``; a read-only

@@ -1,0 +1,166 @@
+"""Plain views of buffers, their addresses, and copies that let other threads run."""
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+import xxhash
+
+from kvtide.transfer.errors import OutOfBounds
+
+WINDOW_BYTES = 256 << 10
+"""Bytes that are copied or received before they are hashed: they are in the cache."""
+
+
+class _PyBuffer(ctypes.Structure):
+    """CPython's Py_buffer."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_get_buffer.argtypes = (ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int)
+_get_buffer.restype = ctypes.c_int
+_release_buffer = ctypes.pythonapi.PyBuffer_Release
+_release_buffer.argtypes = (ctypes.POINTER(_PyBuffer),)
+_release_buffer.restype = None
+
+
+def plain_view(buffer: object, *, slice_index: int | None = None) -> memoryview:
+    """The buffer as a flat view of unsigned bytes, without a copy.
+
+    Raises:
+        OutOfBounds: it is no buffer, or not contiguous.
+    """
+    try:
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        if view.format != "B" or view.ndim != 1:
+            return view.cast("B")
+        if not view.c_contiguous:
+            raise OutOfBounds("memory must be contiguous", slice_index=slice_index)
+    except TypeError as error:
+        raise OutOfBounds(
+            f"not usable as contiguous memory: {error}", slice_index=slice_index
+        ) from error
+    return view
+
+
+def address_of(view: memoryview) -> int:
+    """Where the memory lies; good while ``view`` (or what it views) is held."""
+    if not view.readonly and len(view):
+        return ctypes.addressof(ctypes.c_char.from_buffer(view))
+    found = _PyBuffer()
+    _get_buffer(view, ctypes.byref(found), 0)
+    try:
+        return int(found.buf or 0)
+    finally:
+        _release_buffer(ctypes.byref(found))
+
+
+def check_targets(targets: Sequence[memoryview]) -> None:
+    """Raise OutOfBounds unless all are writable and no two overlap."""
+    spans: list[tuple[int, int, int]] = []
+    for index, view in enumerate(targets):
+        if view.readonly:
+            raise OutOfBounds("the target is read-only", slice_index=index)
+        if len(view):
+            start = address_of(view)
+            spans.append((start, start + len(view), index))
+    spans.sort()
+    for before, after in pairwise(spans):
+        if after[0] < before[1]:
+            raise OutOfBounds(
+                f"the targets of slices {before[2]} and {after[2]} overlap",
+                slice_index=after[2],
+            )
+
+
+def copy_and_hash(
+    target: memoryview, source: memoryview, stop: Callable[[], bool]
+) -> int:
+    """Copy, and return xxh3_64 of what lies in ``target``; the GIL is free meanwhile.
+
+    ``stop`` is asked between windows; when true the rest is left undone. Both views
+    have equal length and do not overlap.
+    """
+    total = len(target)
+    to, source_at = address_of(target), address_of(source)
+    if total <= WINDOW_BYTES:
+        ctypes.memmove(to, source_at, total)
+        return xxhash.xxh3_64_intdigest(target)
+    digest = xxhash.xxh3_64()
+    for start in range(0, total, WINDOW_BYTES):
+        if stop():
+            break
+        size = min(WINDOW_BYTES, total - start)
+        ctypes.memmove(to + start, source_at + start, size)
+        digest.update(target[start : start + size])
+    return digest.intdigest()
+
+
+def windows(
+    views: Sequence[memoryview], window_bytes: int = WINDOW_BYTES
+) -> Iterator[list[tuple[int, memoryview]]]:
+    """Cut views into lists of (index, part), each of ``window_bytes`` at most.
+
+    The parts in order are the views in order. A list has at most 512 parts, as the
+    kernel takes at most 1,024 in a call.
+    """
+    window: list[tuple[int, memoryview]] = []
+    room = window_bytes
+    for index, view in enumerate(views):
+        start = 0
+        while start < len(view):
+            size = min(room, len(view) - start)
+            whole = size == len(view)
+            window.append((index, view if whole else view[start : start + size]))
+            start += size
+            room -= size
+            if room == 0 or len(window) == 512:  # noqa: PLR2004
+                yield window
+                window, room = [], window_bytes
+    if window:
+        yield window
+
+
+class Digests:
+    """xxh3_64 of several views that come by in windows."""
+
+    def __init__(self, views: Sequence[memoryview]) -> None:
+        """Take the views whose parts will come."""
+        self._lengths = [len(view) for view in views]
+        self._open: dict[int, xxhash.xxh3_64] = {}
+        self.values = [_EMPTY] * len(views)
+
+    def update(self, window: Sequence[tuple[int, memoryview]]) -> None:
+        """Hash the parts of a window; parts of a view come in order."""
+        for index, part in window:
+            if len(part) == self._lengths[index]:
+                self.values[index] = xxhash.xxh3_64_intdigest(part)
+                continue
+            digest = self._open.get(index)
+            if digest is None:
+                digest = self._open[index] = xxhash.xxh3_64()
+            digest.update(part)
+            self.values[index] = -1
+
+    def finish(self) -> list[int]:
+        """The digests, by view."""
+        for index, digest in self._open.items():
+            self.values[index] = digest.intdigest()
+        return self.values
+
+
+_EMPTY = xxhash.xxh3_64_intdigest(b"")

@@ -1,0 +1,125 @@
+"""A connected stream socket for one thread: whole buffers in, whole buffers out.
+
+The socket blocks in the kernel, with the GIL free, for one tick at a time; between
+ticks the caller may give up. ``shutdown`` from another thread ends a call at once.
+"""
+
+import contextlib
+import errno
+import socket
+import struct
+from collections.abc import Callable, Sequence
+
+TICK_S = 1.0
+_TIMEVAL = struct.Struct("@ll")
+_TIMEOUTS = (errno.EAGAIN, errno.EWOULDBLOCK)
+_SILENCE_LIMIT_MS = 10_000
+
+Check = Callable[[], None]
+"""Called after each tick; raises to give up."""
+
+
+class ChannelClosedError(ConnectionError):
+    """The other end, or a ``shutdown`` here, ended the stream."""
+
+
+class Channel:
+    """See the module. One thread sends and receives; any thread may ``shutdown``."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        """Take over the socket."""
+        self._sock = sock
+        sock.settimeout(None)
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # a host that vanished without a word is noticed within this time
+            sock.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_LIMIT_MS
+            )
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 3)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        self.tick(TICK_S)
+
+    def tick(self, seconds: float) -> None:
+        """Set how long a call stays in the kernel before the caller is asked."""
+        whole = int(seconds)
+        value = _TIMEVAL.pack(whole, int((seconds - whole) * 1e6))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._sock.setsockopt(socket.SOL_SOCKET, option, value)
+
+    def send(self, buffers: Sequence[bytes | memoryview], check: Check) -> None:
+        """Send all of all buffers.
+
+        Raises:
+            ChannelClosedError: the stream ended.
+            OSError: it broke.
+            whatever ``check`` raises.
+        """
+        waiting: Sequence[bytes | memoryview] = [each for each in buffers if len(each)]
+        while waiting:
+            try:
+                sent = self._sock.sendmsg(waiting[:1024])
+            except OSError as error:
+                if error.errno not in _TIMEOUTS:
+                    raise
+                check()
+                continue
+            waiting = _rest(waiting, sent)
+            if waiting:
+                check()
+
+    def receive_into(self, views: Sequence[memoryview], check: Check) -> None:
+        """Fill all of all views (at most 1,024); else as ``send``."""
+        waiting: Sequence[memoryview] = [view for view in views if len(view)]
+        while waiting:
+            try:
+                if len(waiting) == 1:
+                    got = self._sock.recv_into(waiting[0], 0, socket.MSG_WAITALL)
+                else:
+                    got, *_ = self._sock.recvmsg_into(waiting, 0, socket.MSG_WAITALL)
+            except OSError as error:
+                if error.errno not in _TIMEOUTS:
+                    raise
+                check()
+                continue
+            if got == 0:
+                raise ChannelClosedError("the connection was closed")
+            waiting = [memoryview(view) for view in _rest(waiting, got)]
+            if waiting:
+                check()
+
+    def receive(self, length: int, check: Check) -> bytes:
+        """The next ``length`` bytes; else as ``send``."""
+        if length == 0:
+            return b""
+        data = bytearray(length)
+        self.receive_into([memoryview(data)], check)
+        return bytes(data)
+
+    def pending(self, most: int) -> bytes:
+        """What has arrived already, left in place; for saying what was refused."""
+        try:
+            return self._sock.recv(most, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError:
+            return b""
+
+    def shutdown(self) -> None:
+        """End the stream both ways; wakes the thread that uses it."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give the socket back; by the thread that uses it."""
+        self.shutdown()
+        self._sock.close()
+
+
+def _rest(views: Sequence[bytes | memoryview], size: int) -> list[bytes | memoryview]:
+    """What is left of the views after their first ``size`` bytes."""
+    for index, view in enumerate(views):
+        if size < len(view):
+            return [memoryview(view)[size:], *views[index + 1 :]]
+        size -= len(view)
+    return []

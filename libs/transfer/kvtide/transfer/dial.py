@@ -1,0 +1,65 @@
+"""Opening a proved connection to a peer."""
+
+import socket
+from dataclasses import dataclass
+
+from kvtide.runtime import Clock
+from kvtide.transfer.channel import Channel
+from kvtide.transfer.errors import TimedOut, Unreachable
+from kvtide.transfer.handles import EndpointAddress
+from kvtide.transfer.handshake import Session, Use, greet
+
+
+@dataclass(frozen=True, slots=True)
+class Dialer:
+    """Opens connections to one address."""
+
+    address: EndpointAddress
+    node: str
+    epoch: int
+    key: bytes
+    clock: Clock
+
+    def dial(self, use: Use, timeout_s: float) -> tuple[Channel, Session]:
+        """Connect and prove both ends, within ``timeout_s`` in all.
+
+        Raises:
+            Unreachable, TimedOut, Refused, StaleEpoch: see ``TransferEndpoint.connect``.
+        """
+        deadline_s = self.clock.monotonic() + timeout_s
+        where = f"{self.address.host}:{self.address.port}"
+        node = self.address.node
+
+        def check() -> None:
+            if self.clock.monotonic() >= deadline_s:
+                raise TimedOut(
+                    f"no answer from {where} within {timeout_s:g} s", node=node
+                )
+
+        try:
+            sock = socket.create_connection(
+                (self.address.host, self.address.port), timeout=max(0.001, timeout_s)
+            )
+        except TimeoutError as error:
+            raise TimedOut(
+                f"no connection to {where} within {timeout_s:g} s", node=node
+            ) from error
+        except OSError as error:
+            raise Unreachable(
+                f"nobody answers at {where}: {error}", node=node
+            ) from error
+        channel = Channel(sock)
+        channel.tick(min(1.0, max(0.01, timeout_s / 4)))
+        try:
+            us = (self.node, self.epoch)
+            session = greet(channel, self.key, us, self.address, use, check)
+        except OSError as error:
+            channel.close()
+            raise Unreachable(
+                f"{where} hung up before its proof: {error}", node=node
+            ) from error
+        except BaseException:
+            channel.close()
+            raise
+        channel.tick(1.0)
+        return channel, session

@@ -1,0 +1,266 @@
+"""An endpoint of this process: regions in shared memory, a port, peers."""
+
+import asyncio
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from kvtide.runtime import Clock
+from kvtide.transfer.buffers import plain_view
+from kvtide.transfer.capability import CapabilityMint, derive_key
+from kvtide.transfer.dial import Dialer
+from kvtide.transfer.errors import OutOfBounds, Refused, TimedOut, Unreachable
+from kvtide.transfer.handles import PROTOCOL, EndpointAddress
+from kvtide.transfer.interface import Observer, PeerGone, TransferEndpoint
+from kvtide.transfer.peer import PeerSetup, SocketPeer
+from kvtide.transfer.regions import Region, RegionTable
+from kvtide.transfer.server import Identity, Server
+from kvtide.transfer.shm import create, private_memory, shm_host, sweep_shm
+
+log = logging.getLogger("kvtide.transfer")
+
+DEREGISTER_S = 10.0
+
+
+class Endpoint(TransferEndpoint):
+    """See ``TransferEndpoint``. ``async with Endpoint(...)`` starts and ends it.
+
+    ``secret`` is the cluster's; the keys for authentication and capabilities are
+    derived from it. ``shm_dir=None`` turns shared memory off. ``lanes`` is the most
+    data connections to one peer, ``copy_threads`` the threads that copy from shared
+    memory. ``advertise_host`` is what peers connect to (default: ``listen_host``).
+    """
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        epoch: int,
+        secret: bytes,
+        clock: Clock,
+        listen_host: str = "127.0.0.1",
+        port: int = 0,
+        advertise_host: str | None = None,
+        shm_dir: Path | None = Path("/dev/shm"),  # noqa: S108
+        lanes: int = 2,
+        copy_threads: int = 2,
+        most_connections: int = 1024,
+        observer: Observer | None = None,
+    ) -> None:
+        """Nothing is opened before ``start``.
+
+        Raises:
+            ValueError: the secret is short, or the node's name is empty or long.
+        """
+        if not 1 <= len(node.encode()) <= 255:  # noqa: PLR2004
+            message = "a node's name has 1 to 255 bytes"
+            raise ValueError(message)
+        self.node = node
+        self.epoch = epoch
+        self._clock = clock
+        self._listen = (listen_host, port)
+        self._advertise_host = advertise_host or listen_host
+        self._shm_host = shm_host(shm_dir)
+        self._shm_dir = shm_dir if self._shm_host else None
+        self._key = derive_key(secret, "authentication")
+        mint = CapabilityMint(derive_key(secret, "capability"), node, epoch)
+        self._table = RegionTable(mint, clock)
+        self._lanes = lanes
+        self._observer = observer
+        self._copiers = ThreadPoolExecutor(copy_threads, "transfer-copy")
+        self._server = Server(
+            Identity(node, epoch, self._key),
+            self._table,
+            clock,
+            observer=observer,
+            most_connections=most_connections,
+            peer_gone=self._peer_gone,
+        )
+        self._lock = threading.Lock()
+        self._dialling: dict[tuple[str, int], threading.Lock] = {}
+        self._peers: dict[tuple[str, int], SocketPeer] = {}
+        self._ended_peers: list[SocketPeer] = []
+        self._callbacks: list[PeerGone] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._address: EndpointAddress | None = None
+        self._closed = False
+
+    @property
+    def address(self) -> EndpointAddress:
+        """See ``TransferEndpoint.address``."""
+        if self._address is None:
+            message = "the endpoint is not started"
+            raise RuntimeError(message)
+        return self._address
+
+    async def start(self) -> None:
+        """See ``TransferEndpoint.start``.
+
+        Raises:
+            OSError: the port is taken, or the host is not ours; the message says.
+        """
+        self._loop = asyncio.get_running_loop()
+        if self._shm_dir is not None:
+            removed = sweep_shm(self._shm_dir)
+            if removed:
+                log.info("removed %d leftovers from %s", len(removed), self._shm_dir)
+        port = self._server.start(*self._listen)
+        self._address = EndpointAddress(
+            self.node,
+            self.epoch,
+            self._advertise_host,
+            port,
+            self._shm_host,
+            PROTOCOL,
+        )
+
+    async def close(self) -> None:
+        """See ``TransferEndpoint.close``."""
+        await asyncio.to_thread(self.close_blocking)
+
+    def close_blocking(self) -> None:
+        """``close`` for threads."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            peers = [*self._peers.values(), *self._ended_peers]
+        for peer in peers:
+            peer.close()
+        self._server.close()
+        self._copiers.shutdown()
+        for region in self._table.regions():
+            self._table.retire(region)
+            region.dispose()
+
+    def allocate(self, length: int, *, name: str, location: str = "cpu:0") -> Region:
+        """See ``TransferEndpoint.allocate``."""
+        if length <= 0:
+            raise OutOfBounds(f"region {name!r} must have a length, not {length}")
+        if self._shm_dir is not None:
+            try:
+                file = create(self._shm_dir, length)
+            except OSError as error:
+                log.warning(
+                    "region %r of %d bytes is not in shared memory: %s; peers on "
+                    "this host will read it through TCP, which is slower",
+                    name,
+                    length,
+                    error,
+                )
+            else:
+                return self._table.add(
+                    memoryview(file.mapping),
+                    name=name,
+                    location=location,
+                    shm_name=file.name,
+                    dispose=file.remove,
+                )
+        view, dispose = private_memory(length)
+        return self._table.add(view, name=name, location=location, dispose=dispose)
+
+    def register(self, buffer: object, *, name: str, location: str = "cpu:0") -> Region:
+        """See ``TransferEndpoint.register``."""
+        return self._table.add(plain_view(buffer), name=name, location=location)
+
+    async def deregister(self, region: Region) -> None:
+        """See ``TransferEndpoint.deregister``."""
+        await asyncio.to_thread(self.deregister_blocking, region)
+
+    def deregister_blocking(self, region: Region) -> None:
+        """``deregister`` for threads."""
+        self._table.retire(region)
+        try:
+            self._table.wait_unused(region, DEREGISTER_S)
+        except TimedOut:
+            # a peer that reads this slowly loses its connection instead
+            self._server.drop_users(region)
+            self._table.wait_unused(region, DEREGISTER_S)
+        self._server.region_gone(region)
+        region.dispose()
+
+    async def connect(
+        self, address: EndpointAddress, *, timeout_s: float = 5.0
+    ) -> SocketPeer:
+        """See ``TransferEndpoint.connect``."""
+        peer = self._cached(address)
+        if peer is not None:
+            return peer
+        return await asyncio.get_running_loop().run_in_executor(
+            None, partial(self.connect_blocking, address, timeout_s=timeout_s)
+        )
+
+    def connect_blocking(
+        self, address: EndpointAddress, *, timeout_s: float = 5.0
+    ) -> SocketPeer:
+        """See ``TransferEndpoint.connect_blocking``."""
+        if address.protocol != PROTOCOL:
+            raise Refused(
+                f"the peer speaks protocol {address.protocol}, we speak {PROTOCOL}",
+                node=address.node,
+            )
+        key = (address.node, address.epoch)
+        with self._lock:
+            turn = self._dialling.setdefault(key, threading.Lock())
+        if not turn.acquire(timeout=timeout_s):
+            raise TimedOut(f"no answer within {timeout_s:g} s", node=address.node)
+        try:
+            return self._cached(address) or self._open(address, timeout_s)
+        finally:
+            turn.release()
+
+    def on_peer_gone(self, callback: PeerGone) -> None:
+        """See ``TransferEndpoint.on_peer_gone``."""
+        self._callbacks.append(callback)
+
+    def _cached(self, address: EndpointAddress) -> SocketPeer | None:
+        with self._lock:
+            if self._closed:
+                raise Unreachable("the endpoint is closed", node=address.node)
+            return self._peers.get((address.node, address.epoch))
+
+    def _open(self, address: EndpointAddress, timeout_s: float) -> SocketPeer:
+        near = bool(self._shm_host) and address.shm_host == self._shm_host
+        setup = PeerSetup(
+            self._clock,
+            self._copiers,
+            self._observer,
+            self._shm_dir if near else None,
+            self._lanes,
+        )
+        dialer = Dialer(address, self.node, self.epoch, self._key, self._clock)
+        peer = SocketPeer(dialer, setup, self._peer_left)
+        peer.open(timeout_s)
+        with self._lock:
+            ended, self._ended_peers = self._ended_peers, []
+            closed = self._closed
+            if not closed:
+                self._peers[address.node, address.epoch] = peer
+        for each in ended:
+            each.close()
+        if closed:
+            peer.close()
+            raise Unreachable("the endpoint is closed", node=address.node)
+        return peer
+
+    def _peer_left(self, peer: SocketPeer) -> None:
+        """A peer is gone; its threads are collected at the next chance."""
+        key = (peer.node, peer.epoch)
+        with self._lock:
+            if self._peers.get(key) is peer:
+                del self._peers[key]
+            if not self._closed:
+                self._ended_peers.append(peer)
+            self._dialling.pop(key, None)
+
+    def _peer_gone(self, node: str, epoch: int) -> None:
+        loop = self._loop
+        if self._closed or loop is None or loop.is_closed():
+            return
+        loop.call_soon_threadsafe(self._tell_peer_gone, node, epoch)
+
+    def _tell_peer_gone(self, node: str, epoch: int) -> None:
+        for callback in self._callbacks:
+            callback(node, epoch)

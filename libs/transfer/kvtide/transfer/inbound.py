@@ -1,0 +1,257 @@
+"""One proved inbound connection: answers its requests in order, in one thread."""
+
+import struct
+import threading
+from collections.abc import Sequence
+
+from kvtide.runtime import Clock
+from kvtide.transfer.buffers import Digests, windows
+from kvtide.transfer.channel import Channel
+from kvtide.transfer.errors import Corrupt, Refused, TimedOut, TransferError
+from kvtide.transfer.handles import Access, Operation
+from kvtide.transfer.handshake import Session
+from kvtide.transfer.interface import Observer
+from kvtide.transfer.regions import Grant, RegionTable, check_range
+from kvtide.transfer.wire import (
+    HEAD_BYTES,
+    Ask,
+    Head,
+    Kind,
+    Status,
+    pack,
+    pack_fault,
+    pack_mapped,
+    unpack_ask,
+    unpack_head,
+    verify,
+)
+
+STALL_S = 30.0
+_DRAIN_BYTES = 256 << 10
+
+
+class Inbound:
+    """See the module. ``region_gone`` may come from any thread."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        session: Session,
+        table: RegionTable,
+        clock: Clock,
+        observer: Observer | None,
+    ) -> None:
+        """Serve ``session`` on ``channel`` when run."""
+        self.channel = channel
+        self.session = session
+        self._table = table
+        self._clock = clock
+        self._observer = observer
+        self._send_lock = threading.Lock()
+        self._mapped: set[int] = set()
+        self._using: frozenset[int] = frozenset()
+        self._last_id = 0
+        self._progress_s = 0.0
+
+    def run(self) -> None:
+        """Serve until the connection ends.
+
+        Raises:
+            Refused: the peer broke the protocol.
+            ChannelClosedError, OSError: the connection ended, as all do.
+        """
+        while True:
+            head = self._next_head()
+            body = self.channel.receive(head.body_length, self._check)
+            verify(self.session.receive_key, head, body)
+            if head.request_id <= self._last_id:
+                raise Refused("a frame came twice", node=self.session.node)
+            self._last_id = head.request_id
+            self._answer(head, body)
+
+    def uses(self, region: int) -> bool:
+        """Whether a request under way uses the region."""
+        return region in self._using
+
+    def region_gone(self, region: int) -> None:
+        """Tell the peer, if it mapped the region."""
+        with self._send_lock:
+            if region not in self._mapped:
+                return
+            self._mapped.discard(region)
+        try:
+            self._send(Kind.REGION_GONE, 0, struct.pack("<Q", region))
+        except (TransferError, OSError):
+            self.channel.shutdown()
+
+    def _next_head(self) -> Head:
+        first = bytearray(HEAD_BYTES)
+        # idle for as long as it likes
+        self.channel.receive_into([memoryview(first)], lambda: None)
+        self._progress_s = self._clock.monotonic()
+        return unpack_head(first)
+
+    def _check(self) -> None:
+        if self._clock.monotonic() > self._progress_s + STALL_S:
+            raise TimedOut(f"no progress for {STALL_S:g} s", node=self.session.node)
+
+    def _answer(self, head: Head, body: bytes) -> None:
+        match head.kind:
+            case Kind.READ:
+                self._read(head.request_id, unpack_ask(body))
+            case Kind.WRITE:
+                self._write(head.request_id, unpack_ask(body))
+            case Kind.MAP:
+                self._map(head.request_id, unpack_ask(body))
+            case Kind.PING:
+                self._send(Kind.ANSWER, head.request_id, b"")
+            case Kind.REGION_GONE | Kind.ANSWER:
+                raise Refused("a client sent a server's frame", node=self.session.node)
+
+    def _claim(self, ask: Ask, access: Access) -> list[Grant]:
+        grants: list[Grant] = []
+        try:
+            for index, (region, capability) in enumerate(ask.grants):
+                try:
+                    grants.append(self._table.claim(region, capability, access))
+                except TransferError as error:
+                    error.slice_index = next(
+                        (
+                            at
+                            for at, piece in enumerate(ask.pieces)
+                            if piece[0] == index
+                        ),
+                        None,
+                    )
+                    raise
+        except TransferError:
+            self._release(grants)
+            raise
+        self._using = frozenset(grant.region.number for grant in grants)
+        return grants
+
+    def _release(self, grants: Sequence[Grant]) -> None:
+        self._using = frozenset()
+        for grant in grants:
+            self._table.release(grant)
+
+    def _views(self, ask: Ask, grants: Sequence[Grant]) -> list[memoryview]:
+        views: list[memoryview] = []
+        for index, (at, offset, length) in enumerate(ask.pieces):
+            region = grants[at].region
+            check_range(offset, length, region.length, index)
+            views.append(region.view[offset : offset + length])
+        return views
+
+    def _read(self, request_id: int, ask: Ask) -> None:
+        try:
+            grants = self._claim(ask, Access.READ)
+        except TransferError as error:
+            self._fault(request_id, error)
+            return
+        try:
+            views = self._views(ask, grants)
+            nbytes = self._send_pieces(request_id, views)
+        except TransferError as error:
+            if isinstance(error, TimedOut):
+                raise
+            self._fault(request_id, error)
+            return
+        finally:
+            self._release(grants)
+        self._served(ask.purpose, Operation.READ, nbytes)
+
+    def _send_pieces(self, request_id: int, views: Sequence[memoryview]) -> int:
+        digests = Digests(views)
+        key = self.session.send_key
+        out: list[bytes | memoryview] = [pack(key, Kind.ANSWER, request_id, b"")]
+        with self._send_lock:
+            for window in windows(views):
+                # hashed just before the kernel copies it: once through the cache
+                digests.update(window)
+                out.extend(part for _, part in window)
+                if len(out) > 1:
+                    self.channel.send(out, self._check)
+                    self._progress_s = self._clock.monotonic()
+                    out = []
+            out.append(struct.pack(f"<{len(views)}Q", *digests.finish()))
+            self.channel.send(out, self._check)
+        return sum(map(len, views))
+
+    def _write(self, request_id: int, ask: Ask) -> None:
+        total = sum(length for _, _, length in ask.pieces)
+        grants: list[Grant] = []
+        try:
+            grants = self._claim(ask, Access.WRITE)
+            views = self._views(ask, grants)
+        except TransferError as error:
+            self._release(grants)
+            self._drain(total + 8 * len(ask.pieces))
+            self._fault(request_id, error)
+            return
+        try:
+            wrong = self._receive_pieces(views)
+        finally:
+            self._release(grants)
+        if wrong is not None:
+            self._fault(request_id, Corrupt("written bytes differ", slice_index=wrong))
+            return
+        self._send(Kind.ANSWER, request_id, b"")
+        self._served(ask.purpose, Operation.WRITE, total)
+
+    def _receive_pieces(self, views: Sequence[memoryview]) -> int | None:
+        """Fill the views; the first that differs from its checksum, if any."""
+        digests = Digests(views)
+        for window in windows(views):
+            self.channel.receive_into([part for _, part in window], self._check)
+            self._progress_s = self._clock.monotonic()
+            digests.update(window)
+        sent = struct.unpack(
+            f"<{len(views)}Q", self.channel.receive(8 * len(views), self._check)
+        )
+        pairs = zip(sent, digests.finish(), strict=True)
+        return next((at for at, (a, b) in enumerate(pairs) if a != b), None)
+
+    def _drain(self, total: int) -> None:
+        scratch = memoryview(bytearray(min(total, _DRAIN_BYTES)))
+        while total:
+            part = scratch[: min(total, len(scratch))]
+            self.channel.receive_into([part], self._check)
+            self._progress_s = self._clock.monotonic()
+            total -= len(part)
+
+    def _map(self, request_id: int, ask: Ask) -> None:
+        if len(ask.grants) != 1 or len(ask.pieces) != 1:
+            raise Refused("a malformed request to map", node=self.session.node)
+        # the one piece's offset says the access
+        access = Access.WRITE if ask.pieces[0][1] else Access.READ
+        try:
+            grants = self._claim(ask, access)
+        except TransferError as error:
+            self._fault(request_id, error)
+            return
+        (grant,) = grants
+        with self._send_lock:
+            self._mapped.add(grant.region.number)
+        self._release(grants)
+        left_s = None
+        if grant.expires_s is not None:
+            left_s = grant.expires_s - self._clock.monotonic()
+        region = grant.region
+        body = pack_mapped(region.length, left_s, region.shm_name)
+        self._send(Kind.ANSWER, request_id, body)
+
+    def _fault(self, request_id: int, error: TransferError) -> None:
+        status, body = pack_fault(error)
+        self._send(Kind.ANSWER, request_id, body, status)
+
+    def _send(
+        self, kind: Kind, request_id: int, body: bytes, status: Status = Status.OK
+    ) -> None:
+        frame = pack(self.session.send_key, kind, request_id, body, status)
+        with self._send_lock:
+            self.channel.send([frame], self._check)
+
+    def _served(self, purpose: str, operation: Operation, nbytes: int) -> None:
+        if self._observer is not None:
+            self._observer.served("tcp", purpose, operation, nbytes)

@@ -1,0 +1,110 @@
+"""A peer's shared memory as mapped by us, with the rights to it."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtide.runtime import Clock
+from kvtide.transfer.errors import AccessDenied, Refused, Unreachable
+from kvtide.transfer.handles import Access, RegionHandle
+from kvtide.transfer.shm import attach
+from kvtide.transfer.wire import Ask, pack_ask, unpack_mapped
+
+AskToMap = Callable[[bytes], bytes]
+"""Sends the body of a MAP request; gives the answer's."""
+
+MOST_RIGHTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """That a capability was accepted by the owner, until when (None: for ever)."""
+
+    view: memoryview
+    expires_s: float | None
+
+
+class Mappings:
+    """Maps each region once for reading and once for writing. Thread-safe."""
+
+    def __init__(self, shm_dir: Path, node: str, clock: Clock, ask: AskToMap) -> None:
+        """Ask the peer through ``ask``."""
+        self._shm_dir = shm_dir
+        self._node = node
+        self._clock = clock
+        self._ask = ask
+        self._lock = threading.Lock()
+        self._views: dict[tuple[int, bool], memoryview] = {}
+        self._rights: dict[tuple[int, bytes, bool], Right] = {}
+        self._gone: set[int] = set()
+        self._closed = False
+
+    def view(self, handle: RegionHandle, *, writable: bool) -> memoryview:
+        """The region's memory; blocks for a round trip at the first use of a right.
+
+        Raises:
+            Refused: it has no shared memory.
+            AccessDenied: by the owner, or the right has ended.
+            Unreachable: the peer is gone.
+        """
+        key = (handle.region, handle.capability, writable)
+        with self._lock:
+            right = self._usable(key)
+        if right is None:
+            right = self._obtain(handle, writable=writable)
+        return right.view
+
+    def _usable(self, key: tuple[int, bytes, bool]) -> Right | None:
+        if self._closed:
+            raise Unreachable("the peer is gone", node=self._node, path="shm")
+        right = self._rights.get(key)
+        if right is None or right.expires_s is None:
+            return right
+        if self._clock.monotonic() < right.expires_s:
+            return right
+        del self._rights[key]
+        raise AccessDenied("the capability has expired", node=self._node, path="shm")
+
+    def _obtain(self, handle: RegionHandle, *, writable: bool) -> Right:
+        if not handle.shm_name:
+            raise Refused(
+                "the region has no shared memory", node=self._node, path="shm"
+            )
+        access = Access.WRITE if writable else Access.READ
+        grant = (handle.region, handle.capability)
+        # the piece's offset says whether writing is wanted
+        ask = Ask([grant], [(0, int(access is Access.WRITE), 0)], "map")
+        length, left_s, name = unpack_mapped(self._ask(pack_ask(ask)))
+        expires_s = None if left_s is None else self._clock.monotonic() + left_s
+        with self._lock:
+            if self._closed:
+                raise Unreachable("the peer is gone", node=self._node, path="shm")
+            if handle.region in self._gone:
+                raise AccessDenied("the region is gone", node=self._node, path="shm")
+            view = self._views.get((handle.region, writable))
+            if view is None:
+                mapping = attach(self._shm_dir, name, length, writable=writable)
+                view = memoryview(mapping)
+                self._views[handle.region, writable] = view
+            right = Right(view, expires_s)
+            if len(self._rights) >= MOST_RIGHTS:
+                del self._rights[next(iter(self._rights))]
+            self._rights[handle.region, handle.capability, writable] = right
+        return right
+
+    def forget(self, region: int) -> None:
+        """The owner took the region back."""
+        with self._lock:
+            self._gone.add(region)
+            for writable in (False, True):
+                self._views.pop((region, writable), None)
+            for key in [key for key in self._rights if key[0] == region]:
+                del self._rights[key]
+
+    def close(self) -> None:
+        """Let go of all; memory is unmapped when its last view goes."""
+        with self._lock:
+            self._closed = True
+            self._views.clear()
+            self._rights.clear()

@@ -1,0 +1,376 @@
+"""A peer over sockets, and over shared memory where the host is the same."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from kvtide.runtime import Clock
+from kvtide.transfer.buffers import check_targets, copy_and_hash, plain_view
+from kvtide.transfer.control import Control
+from kvtide.transfer.dial import Dialer
+from kvtide.transfer.errors import (
+    Corrupt,
+    Refused,
+    StaleEpoch,
+    TimedOut,
+    TransferError,
+    Unreachable,
+)
+from kvtide.transfer.handles import (
+    Operation,
+    Priority,
+    ReadSlice,
+    RegionHandle,
+    WriteSlice,
+)
+from kvtide.transfer.interface import Observer, TransferPeer
+from kvtide.transfer.lane import InterruptedLaneError, Lane
+from kvtide.transfer.mappings import Mappings
+from kvtide.transfer.plan import Piece, group, whole_slices
+from kvtide.transfer.regions import check_range
+from kvtide.transfer.requests import Request, RequestQueue
+from kvtide.transfer.transfer import Transfer
+from kvtide.transfer.wire import Kind, check_handle
+
+log = logging.getLogger("kvtide.transfer")
+
+MAP_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSetup:
+    """What an endpoint gives to its peers."""
+
+    clock: Clock
+    copiers: Executor
+    observer: Observer | None
+    shm_dir: Path | None
+    lanes: int
+
+
+class SocketPeer(TransferPeer):
+    """See ``TransferPeer``. Made by ``Endpoint.connect``."""
+
+    def __init__(
+        self, dialer: Dialer, setup: PeerSetup, left: Callable[["SocketPeer"], None]
+    ) -> None:
+        """``left`` is called once when the peer is gone."""
+        self.node = dialer.address.node
+        self.epoch = dialer.address.epoch
+        self._dialer = dialer
+        self._setup = setup
+        self._left = left
+        self._lock = threading.Lock()
+        self._queue = RequestQueue()
+        self._lanes: list[Lane] = []
+        self._under_way: set[Transfer] = set()
+        self._end: TransferError | None = None
+        self._mappings: Mappings | None = None
+        self._control = Control(
+            dialer, region_gone=self._region_gone, peer_gone=self._lost
+        )
+        if setup.shm_dir is not None:
+            self._mappings = Mappings(
+                setup.shm_dir, self.node, setup.clock, self._ask_to_map
+            )
+
+    def open(self, timeout_s: float) -> None:
+        """Connect; raises as ``TransferEndpoint.connect``."""
+        self._control.open(timeout_s)
+        log.info("peer %s epoch %d by %s", self.node, self.epoch, self.path)
+
+    @property
+    def path(self) -> str:
+        """See ``TransferPeer.path``."""
+        return "tcp" if self._mappings is None else "shm"
+
+    @property
+    def gone(self) -> bool:
+        """See ``TransferPeer.gone``."""
+        return self._end is not None
+
+    def read(
+        self,
+        slices: Sequence[ReadSlice],
+        *,
+        timeout_s: float,
+        priority: Priority = Priority.FOREGROUND,
+        purpose: str = "reuse",
+    ) -> Transfer:
+        """See ``TransferPeer.read``."""
+        views = [
+            plain_view(each.into, slice_index=index)
+            for index, each in enumerate(slices)
+        ]
+        check_targets(views)
+        transfer = self._transfer(Operation.READ, views, timeout_s, priority, purpose)
+        self._submit(
+            transfer,
+            views,
+            [each.handle for each in slices],
+            [each.offset for each in slices],
+        )
+        return transfer
+
+    def write(
+        self,
+        slices: Sequence[WriteSlice],
+        *,
+        timeout_s: float,
+        priority: Priority = Priority.FOREGROUND,
+        purpose: str = "reuse",
+    ) -> Transfer:
+        """See ``TransferPeer.write``."""
+        views = [
+            plain_view(each.source, slice_index=index)
+            for index, each in enumerate(slices)
+        ]
+        transfer = self._transfer(Operation.WRITE, views, timeout_s, priority, purpose)
+        self._submit(
+            transfer,
+            views,
+            [each.handle for each in slices],
+            [each.offset for each in slices],
+        )
+        return transfer
+
+    def map(self, handle: RegionHandle) -> memoryview:
+        """See ``TransferPeer.map``."""
+        check_handle(handle, self.node, self.epoch, 0)
+        if self._mappings is None:
+            raise Refused("the peer is on another host", node=self.node, path="tcp")
+        writable = handle.capability[0] > 1
+        return self._mappings.view(handle, writable=writable)
+
+    async def map_async(self, handle: RegionHandle) -> memoryview:
+        """See ``TransferPeer.map_async``."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._setup.copiers, partial(self.map, handle)
+        )
+
+    def close(self) -> None:
+        """End all transfers, lanes and connections; by the endpoint."""
+        self._finish(Unreachable("the endpoint is closed", node=self.node))
+        self._control.close()
+        with self._lock:
+            lanes = list(self._lanes)
+        for lane in lanes:
+            lane.join()
+
+    # ---- submission
+
+    def _transfer(
+        self,
+        operation: Operation,
+        views: Sequence[memoryview],
+        timeout_s: float,
+        priority: Priority,
+        purpose: str,
+    ) -> Transfer:
+        return Transfer(
+            slice_count=len(views),
+            nbytes=sum(map(len, views)),
+            operation=operation,
+            purpose=purpose,
+            priority=priority,
+            timeout_s=timeout_s,
+            clock=self._setup.clock,
+        )
+
+    def _submit(
+        self,
+        transfer: Transfer,
+        views: Sequence[memoryview],
+        handles: Sequence[RegionHandle],
+        offsets: Sequence[int],
+    ) -> None:
+        near: list[Piece] = []
+        far: list[Piece] = []
+        for piece in whole_slices([len(view) for view in views]):
+            index = piece.slice_index
+            handle = handles[index]
+            check_handle(handle, self.node, self.epoch, index)
+            check_range(offsets[index], piece.length, handle.length, index)
+            mapped = self._mappings is not None and handle.shm_name
+            (near if mapped else far).append(piece)
+        requests = [
+            Request(
+                transfer,
+                pieces,
+                [views[piece.slice_index] for piece in pieces],
+                [handles[piece.slice_index] for piece in pieces],
+                [offsets[piece.slice_index] for piece in pieces],
+                path,
+            )
+            for path, side in (("shm", near), ("tcp", far))
+            for pieces in group(side)
+        ]
+        with self._lock:
+            self._under_way.add(transfer)
+        transfer.begin(len(requests), self._abort)
+        transfer.when_ended(partial(self._ended, transfer))
+        for request in requests:
+            if request.path == "shm":
+                self._copy_later(request)
+        self._enqueue([each for each in requests if each.path == "tcp"])
+
+    def _copy_later(self, request: Request) -> None:
+        try:
+            self._setup.copiers.submit(self._copy, request)
+        except RuntimeError:
+            # the endpoint is closed, and its threads with it
+            self._give_up(request)
+
+    def _enqueue(self, requests: list[Request]) -> None:
+        if not requests:
+            return
+        if not self._queue.put(requests):
+            for request in requests:
+                self._give_up(request)
+            return
+        if self._queue.starving():
+            self._grow()
+
+    def _give_up(self, request: Request) -> None:
+        error = self._end or Unreachable("the peer is gone", node=self.node)
+        request.transfer.fail(error)
+        request.settle()
+
+    def _grow(self) -> None:
+        with self._lock:
+            if len(self._lanes) >= self._setup.lanes or self._end is not None:
+                return
+            lane = Lane(
+                f"transfer-out-{self.node}-{len(self._lanes)}",
+                self._dialer,
+                self._queue,
+                self._setup.clock,
+                self._broken,
+            )
+            self._lanes.append(lane)
+            lane.start()
+
+    # ---- shared memory
+
+    def _copy(self, request: Request) -> None:
+        try:
+            for at, piece in enumerate(request.pieces):
+                if not self._copy_piece(request, at, piece):
+                    break
+        except TransferError as error:
+            error.path = "shm"
+            request.transfer.fail(error)
+        except BaseException as error:
+            log.exception("copying failed")
+            request.transfer.fail(TransferError(repr(error), path="shm"))
+            raise
+        finally:
+            request.settle()
+
+    def _copy_piece(self, request: Request, at: int, piece: Piece) -> bool:
+        transfer = request.transfer
+        if transfer.failed:
+            return False
+        if self._end is not None:
+            raise self._end
+        if self._mappings is None:
+            raise Unreachable("no shared memory", node=self.node)
+        if transfer.remaining_s() <= 0:
+            transfer.expire()
+            return False
+        try:
+            memory = self._mappings.view(request.handles[at], writable=request.writes)
+        except TransferError as error:
+            error.slice_index = piece.slice_index
+            raise
+        start = request.offsets[at]
+        there = memory[start : start + piece.length]
+        here = request.views[at]
+        target, source = (there, here) if request.writes else (here, there)
+        digest = copy_and_hash(target, source, lambda: transfer.failed)
+        transfer.digest(piece.slice_index, digest)
+        return not transfer.failed
+
+    def _ask_to_map(self, body: bytes) -> bytes:
+        return self._control.ask(Kind.MAP, body, MAP_TIMEOUT_S)
+
+    def _region_gone(self, region: int) -> None:
+        if self._mappings is not None:
+            self._mappings.forget(region)
+
+    # ---- ends and errors
+
+    def _broken(self, request: Request, error: TransferError) -> None:
+        """Try a request again, or let its transfer fail."""
+        transfer = request.transfer
+        if self._end is not None:
+            transfer.fail(self._end)
+        if transfer.failed:
+            request.settle()
+            return
+        if transfer.remaining_s() <= 0:
+            transfer.expire()
+            request.settle()
+            return
+        again = isinstance(error, (Corrupt, Unreachable, TimedOut))
+        free = isinstance(error, InterruptedLaneError)
+        if again and (free or transfer.spend_retry()):
+            observer = self._setup.observer
+            if observer is not None and not free:
+                observer.retried("tcp", transfer.purpose, error.kind)
+            self._enqueue([request])
+            return
+        transfer.fail(error)
+        request.settle()
+        if isinstance(error, (Refused, StaleEpoch)):
+            self._lost(error)
+
+    def _abort(self, transfer: Transfer) -> None:
+        for request in self._queue.discard(transfer):
+            request.settle()
+        with self._lock:
+            lanes = list(self._lanes)
+        for lane in lanes:
+            lane.interrupt(transfer)
+
+    def _lost(self, error: TransferError) -> None:
+        """The peer's process is gone."""
+        log.info("peer %s epoch %d is gone: %s", self.node, self.epoch, error)
+        reason = type(error) if isinstance(error, StaleEpoch) else Unreachable
+        self._finish(reason(f"the peer is gone: {error.message}", node=self.node))
+
+    def _finish(self, error: TransferError) -> None:
+        with self._lock:
+            if self._end is not None:
+                return
+            self._end = error
+            lanes = list(self._lanes)
+            transfers = list(self._under_way)
+        for transfer in transfers:
+            transfer.fail(error)
+        for request in self._queue.close():
+            self._give_up(request)
+        for lane in lanes:
+            lane.interrupt(None)
+        if self._mappings is not None:
+            self._mappings.close()
+        self._left(self)
+
+    def _ended(self, transfer: Transfer) -> None:
+        with self._lock:
+            self._under_way.discard(transfer)
+        observer = self._setup.observer
+        if observer is None:
+            return
+        path, purpose, operation = transfer.path, transfer.purpose, transfer.operation
+        if transfer.failure is not None:
+            observer.failed(path, purpose, operation, transfer.failure.kind)
+        else:
+            seconds = self._setup.clock.monotonic() - transfer.started_s
+            observer.transferred(path, purpose, operation, transfer.nbytes, seconds)

@@ -1,0 +1,223 @@
+"""The port: accepts peers, proves them, and serves their reads and writes.
+
+A thread for each connection: it blocks in the kernel with the GIL free, and bytes go
+between the socket and the region with no copy of ours in between.
+"""
+
+import logging
+import socket
+import threading
+from dataclasses import dataclass
+
+from kvtide.runtime import Clock
+from kvtide.transfer.census import Census
+from kvtide.transfer.channel import Channel
+from kvtide.transfer.errors import Refused, TimedOut, TransferError
+from kvtide.transfer.handshake import Session, Verdict, receive
+from kvtide.transfer.inbound import Inbound
+from kvtide.transfer.interface import Observer, PeerGone
+from kvtide.transfer.regions import Region, RegionTable
+
+log = logging.getLogger("kvtide.transfer")
+
+HANDSHAKE_S = 5.0
+MOST_UNPROVED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who we are and what proves it."""
+
+    node: str
+    epoch: int
+    key: bytes
+
+
+class Server:
+    """The listening socket and all inbound connections of one endpoint."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        table: RegionTable,
+        clock: Clock,
+        *,
+        observer: Observer | None,
+        most_connections: int,
+        peer_gone: PeerGone,
+    ) -> None:
+        """Nothing is opened before ``start``."""
+        self._identity = identity
+        self._table = table
+        self._clock = clock
+        self._observer = observer
+        self._peer_gone = peer_gone
+        self._lock = threading.Lock()
+        self._census = Census(most_connections)
+        self._inbound: dict[Channel, Inbound | None] = {}
+        self._threads: set[threading.Thread] = set()
+        self._unproved = 0
+        self._closing = False
+        self._listener: socket.socket | None = None
+        self._acceptor: threading.Thread | None = None
+
+    def start(self, host: str, port: int) -> int:
+        """Listen; the port that it is.
+
+        Raises:
+            OSError: the address can't be used.
+        """
+        listener = socket.create_server((host, port), backlog=128)
+        self._listener = listener
+        self._acceptor = threading.Thread(
+            target=self._accept, args=(listener,), name="transfer-accept", daemon=True
+        )
+        self._acceptor.start()
+        return int(listener.getsockname()[1])
+
+    def close(self) -> None:
+        """End the listener and all connections, and wait for their threads."""
+        with self._lock:
+            self._closing = True
+            channels = list(self._inbound)
+            threads = list(self._threads)
+        if self._listener is not None:
+            # closing alone does not wake a blocked accept
+            try:
+                self._listener.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                log.debug("listener was closed already")
+            if self._acceptor is not None:
+                self._acceptor.join()
+            self._listener.close()
+        for channel in channels:
+            channel.shutdown()
+        for thread in threads:
+            thread.join()
+
+    def region_gone(self, region: Region) -> None:
+        """Tell all peers that mapped the region."""
+        for inbound in self._proved():
+            inbound.region_gone(region.number)
+
+    def drop_users(self, region: Region) -> None:
+        """Cut the connections that use the region now."""
+        for inbound in self._proved():
+            if inbound.uses(region.number):
+                inbound.channel.shutdown()
+
+    def _proved(self) -> list[Inbound]:
+        with self._lock:
+            return [each for each in self._inbound.values() if each is not None]
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                sock, where = listener.accept()
+            except OSError as error:
+                if self._closing:
+                    return
+                # out of descriptors, or the caller left already: both pass
+                log.warning("accept failed: %s", error)
+                threading.Event().wait(0.1)
+                continue
+            self._admit_stranger(sock, f"{where[0]}:{where[1]}")
+
+    def _admit_stranger(self, sock: socket.socket, where: str) -> None:
+        with self._lock:
+            if self._closing or self._unproved >= MOST_UNPROVED:
+                full = not self._closing
+            else:
+                full = None
+                channel = Channel(sock)
+                self._unproved += 1
+                self._inbound[channel] = None
+                thread = threading.Thread(
+                    target=self._run,
+                    args=(channel, where),
+                    name=f"transfer-in-{where}",
+                    daemon=True,
+                )
+                self._threads.add(thread)
+                thread.start()
+        if full is not None:
+            sock.close()
+            if full:
+                self._refused(where, "too many connections wait for their proof")
+
+    def _run(self, channel: Channel, where: str) -> None:
+        session: Session | None = None
+        try:
+            session = self._prove(channel, where)
+            if session is not None:
+                self._serve(channel, session)
+        except Exception:
+            log.exception("serving %s failed", where)
+        finally:
+            with self._lock:
+                self._inbound.pop(channel, None)
+                self._threads.discard(threading.current_thread())
+                last = session is not None and self._census.leave(
+                    session.node, session.epoch
+                )
+            channel.close()
+            if last and session is not None:
+                self._peer_gone(session.node, session.epoch)
+
+    def _prove(self, channel: Channel, where: str) -> Session | None:
+        deadline_s = self._clock.monotonic() + HANDSHAKE_S
+
+        def check() -> None:
+            if self._clock.monotonic() > deadline_s:
+                raise TimedOut(f"no proof within {HANDSHAKE_S:g} s")
+
+        admitted: list[tuple[str, int]] = []
+
+        def admit(node: str, epoch: int) -> Verdict:
+            with self._lock:
+                verdict = self._census.admit(node, epoch)
+            if verdict is Verdict.WELCOME:
+                admitted.append((node, epoch))
+            return verdict
+
+        identity = self._identity
+        us = (identity.node, identity.epoch)
+        session: Session | None = None
+        try:
+            session = receive(channel, identity.key, us, admit, check)
+        except (TransferError, OSError) as error:
+            self._refused(where, str(error))
+            return None
+        finally:
+            with self._lock:
+                self._unproved -= 1
+                if session is None:
+                    for node, epoch in admitted:
+                        self._census.leave(node, epoch)
+        return session
+
+    def _serve(self, channel: Channel, session: Session) -> None:
+        inbound = Inbound(channel, session, self._table, self._clock, self._observer)
+        with self._lock:
+            if self._closing:
+                return
+            self._inbound[channel] = inbound
+            older = [
+                each
+                for each in self._inbound.values()
+                if each is not None
+                and self._census.outdated(each.session.node, each.session.epoch)
+            ]
+        for each in older:
+            each.channel.shutdown()
+        try:
+            inbound.run()
+        except Refused as error:
+            self._refused(session.node, str(error))
+        except (TransferError, OSError) as error:
+            log.debug("connection of %s ended: %s", session.node, error)
+
+    def _refused(self, where: str, reason: str) -> None:
+        log.warning("refused %s: %s", where, reason)
+        if self._observer is not None:
+            self._observer.refused(reason)

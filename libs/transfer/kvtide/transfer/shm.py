@@ -1,0 +1,181 @@
+"""Shared memory as named files: made, found, mapped and swept.
+
+A file's name says whose it is: ``kvtide-<boot>-<pid>-<start>-<random>`` with the
+kernel's boot id, the process and its start time in clock ticks. The owner holds an
+``flock`` on its file for life, so that a sweeper in another pid namespace, to whom
+every owner looks dead, still leaves it alone.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import mmap
+import os
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtide.transfer.errors import Refused, Unreachable
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NAME = re.compile(r"kvtide-([0-9a-f]{8})-(\d{1,10})-(\d{1,20})-[0-9a-f]{16}")
+
+
+def boot_id() -> str:
+    """The kernel's boot id, without dashes; "" where there is none."""
+    try:
+        return _BOOT_ID.read_text().strip().replace("-", "")
+    except OSError:
+        return ""
+
+
+def shm_host(shm_dir: Path | None) -> str:
+    """Who shares this directory's memory; "" when it can't be used."""
+    boot = boot_id()
+    if shm_dir is None or not boot or not os.access(shm_dir, os.W_OK | os.X_OK):
+        return ""
+    found = shm_dir.stat()
+    text = f"{boot}/{found.st_dev}/{found.st_ino}"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _start_ticks(pid: int) -> int | None:
+    """When the process started, in ticks since boot; None if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # the command's name, in parentheses, may hold anything
+    return int(stat[stat.rindex(b")") + 2 :].split()[19])
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFile:
+    """A file in shared memory that this process made and holds locked."""
+
+    name: str
+    fd: int
+    mapping: mmap.mmap
+    path: Path
+
+    def remove(self) -> None:
+        """Take the name away and let go; mappings that exist stay valid."""
+        self.path.unlink(missing_ok=True)
+        os.close(self.fd)
+        close_mapping(self.mapping)
+
+
+def create(shm_dir: Path, length: int) -> SharedFile:
+    """A new zeroed file of ``length`` bytes, not yet committed, mapped and locked.
+
+    Raises:
+        OSError: the directory is unusable or has too little space.
+    """
+    space = os.statvfs(shm_dir)
+    if space.f_bavail * space.f_frsize < length:
+        message = f"{shm_dir} has less than {length} bytes free"
+        raise OSError(28, message)
+    for _ in range(16):
+        path = shm_dir / _fresh_name()
+        flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(path, flags, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # a sweeper may have had it between open and flock
+            if os.fstat(fd).st_nlink == 0:
+                os.close(fd)
+                continue
+            os.ftruncate(fd, length)
+            return SharedFile(path.name, fd, mmap.mmap(fd, length), path)
+        except BlockingIOError:
+            os.close(fd)
+        except BaseException:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            raise
+    message = f"files in {shm_dir} are swept away as fast as they are made"
+    raise OSError(11, message)
+
+
+def _fresh_name() -> str:
+    pid = os.getpid()
+    return f"kvtide-{boot_id()[:8]}-{pid}-{_start_ticks(pid)}-{secrets.token_hex(8)}"
+
+
+def attach(shm_dir: Path, name: str, length: int, *, writable: bool) -> mmap.mmap:
+    """Map a peer's file.
+
+    Raises:
+        Refused: the name is not one of ours, or the file is not what was said.
+        Unreachable: there is no such file (any more).
+    """
+    if _NAME.fullmatch(name) is None:
+        raise Refused(f"{name!r} is no name of shared memory of ours", path="shm")
+    flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(shm_dir / name, flags)
+    except FileNotFoundError as error:
+        raise Unreachable("the shared memory is gone", path="shm") from error
+    except OSError as error:
+        raise Refused(f"cannot open shared memory: {error}", path="shm") from error
+    try:
+        if os.fstat(fd).st_size < length:
+            raise Refused("the shared memory is shorter than its region", path="shm")
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        return mmap.mmap(fd, length, access=access)
+    finally:
+        os.close(fd)
+
+
+def close_mapping(mapping: mmap.mmap) -> None:
+    """Unmap now, or when the last view of it goes."""
+    # where somebody holds a view, the memory goes with it
+    with contextlib.suppress(BufferError):
+        mapping.close()
+
+
+def sweep_shm(shm_dir: Path) -> list[str]:
+    """Remove what dead processes left in the directory; the names removed.
+
+    A file is removed when its name is ours, its process (boot id, pid and start
+    time) is not running, and nobody holds its lock.
+    """
+    removed: list[str] = []
+    boot = boot_id()[:8]
+    try:
+        names = [path.name for path in shm_dir.iterdir()]
+    except OSError:
+        return removed
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match is None:
+            continue
+        owner_boot, pid, start = match.groups()
+        if owner_boot == boot and _start_ticks(int(pid)) == int(start):
+            continue
+        if _remove_unlocked(shm_dir / name):
+            removed.append(name)
+    return removed
+
+
+def _remove_unlocked(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def private_memory(length: int) -> tuple[memoryview, Callable[[], None]]:
+    """Zeroed memory of this process alone, and how to give it back."""
+    mapping = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return memoryview(mapping), lambda: close_mapping(mapping)

@@ -1,0 +1,234 @@
+"""The frames between two endpoints; pure.
+
+A frame is a fixed head, a body of at most 128 KiB, and for reads and writes the
+bytes of all pieces followed by their xxh3 (8 bytes each). The head carries a MAC of
+head and body with the connection's key, so that a frame can be neither forged,
+replayed, nor misread after a flipped bit. All numbers are little-endian.
+
+    head   magic 4  version 1  kind 1  status 1  spare 1  body_length 4  id 8  mac 16
+"""
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from kvtide.transfer.capability import CAPABILITY_BYTES
+from kvtide.transfer.errors import (
+    AccessDenied,
+    Corrupt,
+    OutOfBounds,
+    Refused,
+    StaleEpoch,
+    TimedOut,
+    TransferError,
+    Unreachable,
+)
+from kvtide.transfer.handles import PROTOCOL, RegionHandle
+from kvtide.transfer.plan import PIECES_PER_REQUEST
+
+MAGIC = b"KVT1"
+MOST_BODY_BYTES = 128 << 10
+_HEAD = struct.Struct("<4sBBBBIQ")
+_MAC_BYTES = 16
+HEAD_BYTES = _HEAD.size + _MAC_BYTES
+_COUNTS = struct.Struct("<HHB")
+_GRANT = struct.Struct(f"<Q{CAPABILITY_BYTES}s")
+_PIECE = struct.Struct("<HQQ")
+_FAULT = struct.Struct("<i")
+_MAPPED = struct.Struct("<QdB")
+MOST_PURPOSE_BYTES = 64
+
+
+class Kind(IntEnum):
+    """What a frame asks or says."""
+
+    READ = 1
+    WRITE = 2
+    MAP = 3
+    PING = 4
+    REGION_GONE = 5
+    ANSWER = 16
+
+
+class Status(IntEnum):
+    """How an answered request went."""
+
+    OK = 0
+    REFUSED = 1
+    ACCESS_DENIED = 2
+    OUT_OF_BOUNDS = 3
+    CORRUPT = 4
+    STALE_EPOCH = 5
+    TIMED_OUT = 6
+    UNREACHABLE = 7
+
+
+_ERRORS: dict[Status, type[TransferError]] = {
+    Status.REFUSED: Refused,
+    Status.ACCESS_DENIED: AccessDenied,
+    Status.OUT_OF_BOUNDS: OutOfBounds,
+    Status.CORRUPT: Corrupt,
+    Status.STALE_EPOCH: StaleEpoch,
+    Status.TIMED_OUT: TimedOut,
+    Status.UNREACHABLE: Unreachable,
+}
+_STATUSES = {error: status for status, error in _ERRORS.items()}
+
+
+class FrameError(Refused):
+    """What came is not a frame of ours, or was changed on the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The checked head of a frame."""
+
+    kind: Kind
+    status: Status
+    body_length: int
+    request_id: int
+    mac: bytes
+    packed: bytes
+
+
+def pack(
+    key: bytes, kind: Kind, request_id: int, body: bytes, status: Status = Status.OK
+) -> bytes:
+    """Head and body of a frame."""
+    head = _HEAD.pack(MAGIC, PROTOCOL, kind, status, 0, len(body), request_id)
+    return head + _mac(key, head, body) + body
+
+
+def unpack_head(data: bytes | bytearray | memoryview) -> Head:
+    """Read ``HEAD_BYTES``; lengths are within limits, the MAC is not yet checked.
+
+    Raises:
+        FrameError: not a frame of this protocol version.
+    """
+    packed = bytes(data[: _HEAD.size])
+    magic, version, kind, status, _, length, request_id = _HEAD.unpack(packed)
+    if magic != MAGIC or version != PROTOCOL:
+        raise FrameError("not a frame of this protocol")
+    if length > MOST_BODY_BYTES:
+        raise FrameError(f"a frame's body of {length} bytes is too long")
+    try:
+        return Head(
+            Kind(kind),
+            Status(status),
+            length,
+            request_id,
+            bytes(data[_HEAD.size : HEAD_BYTES]),
+            packed,
+        )
+    except ValueError as error:
+        raise FrameError(f"unknown frame: {error}") from error
+
+
+def verify(key: bytes, head: Head, body: bytes) -> None:
+    """Raise FrameError unless head and body are as the peer made them."""
+    if not hmac.compare_digest(head.mac, _mac(key, head.packed, body)):
+        raise FrameError("a frame's MAC is wrong")
+
+
+def _mac(key: bytes, head: bytes, body: bytes) -> bytes:
+    return hashlib.blake2b(head + body, key=key, digest_size=_MAC_BYTES).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The body of READ, WRITE and MAP: ranges of regions, and the right to each.
+
+    ``pieces`` are (index in ``grants``, offset, length); MAP has none.
+    """
+
+    grants: Sequence[tuple[int, bytes]]
+    pieces: Sequence[tuple[int, int, int]]
+    purpose: str
+
+
+def pack_ask(ask: Ask) -> bytes:
+    """The body for ``unpack_ask``."""
+    purpose = ask.purpose.encode()[:MOST_PURPOSE_BYTES]
+    parts = [_COUNTS.pack(len(ask.grants), len(ask.pieces), len(purpose)), purpose]
+    parts.extend(_GRANT.pack(*grant) for grant in ask.grants)
+    parts.extend(_PIECE.pack(*piece) for piece in ask.pieces)
+    return b"".join(parts)
+
+
+def unpack_ask(body: bytes) -> Ask:
+    """Raise FrameError unless the body is exactly a well-formed Ask."""
+    try:
+        grant_count, piece_count, purpose_length = _COUNTS.unpack_from(body)
+        grants_at = _COUNTS.size + purpose_length
+        pieces_at = grants_at + grant_count * _GRANT.size
+        if piece_count > PIECES_PER_REQUEST or grant_count > PIECES_PER_REQUEST:
+            raise FrameError("too many pieces in a request")
+        if len(body) != pieces_at + piece_count * _PIECE.size:
+            raise FrameError("a request has the wrong length")
+        grants = list(_GRANT.iter_unpack(body[grants_at:pieces_at]))
+        pieces = list(_PIECE.iter_unpack(body[pieces_at:]))
+        purpose = body[_COUNTS.size : grants_at].decode("ascii", "replace")
+    except struct.error as error:
+        raise FrameError(f"a request is malformed: {error}") from error
+    if any(piece[0] >= grant_count for piece in pieces):
+        raise FrameError("a piece names no grant")
+    return Ask(grants, pieces, purpose)
+
+
+def pack_fault(error: TransferError) -> tuple[Status, bytes]:
+    """Status and body of an answer that says what went wrong."""
+    index = -1 if error.slice_index is None else error.slice_index
+    text = error.message.encode()[:1024]
+    status = next(
+        (code for kind, code in _STATUSES.items() if isinstance(error, kind)),
+        Status.REFUSED,
+    )
+    return status, _FAULT.pack(index) + text
+
+
+def unpack_fault(status: Status, body: bytes) -> TransferError:
+    """The error that an answer tells of; its slice is an index of the request."""
+    if len(body) < _FAULT.size:
+        return FrameError("an answer is malformed")
+    (index,) = _FAULT.unpack_from(body)
+    message = body[_FAULT.size :].decode("utf-8", "replace")
+    return _ERRORS[status](message, slice_index=None if index < 0 else index)
+
+
+def pack_mapped(length: int, expires_in_s: float | None, shm_name: str) -> bytes:
+    """The body of the answer to MAP."""
+    lasts = expires_in_s is not None
+    return _MAPPED.pack(length, expires_in_s or 0.0, lasts) + shm_name.encode()
+
+
+def unpack_mapped(body: bytes) -> tuple[int, float | None, str]:
+    """(length, seconds until the right ends or None, name of the file)."""
+    if not _MAPPED.size <= len(body) <= _MAPPED.size + 255:
+        raise FrameError("an answer is malformed")
+    length, expires_in_s, lasts = _MAPPED.unpack_from(body)
+    name = body[_MAPPED.size :].decode("ascii", "replace")
+    return length, expires_in_s if lasts else None, name
+
+
+def check_handle(handle: RegionHandle, node: str, epoch: int, index: int) -> None:
+    """Raise unless the handle is of this process of the peer.
+
+    Raises:
+        AccessDenied: it is of another node.
+        StaleEpoch: it is of another epoch.
+    """
+    if handle.node != node:
+        raise AccessDenied(
+            f"the handle is of node {handle.node!r}", node=node, slice_index=index
+        )
+    if handle.epoch != epoch:
+        raise StaleEpoch(
+            f"the handle is of epoch {handle.epoch}, the peer's is {epoch}",
+            node=node,
+            slice_index=index,
+        )
+    if len(handle.capability) != CAPABILITY_BYTES:
+        raise AccessDenied("not a capability", node=node, slice_index=index)
