@@ -1,0 +1,62 @@
+# kvtide: `make up` serves a model, `make test` runs every test; both set themselves up.
+#
+#   make up ARGS="--port 9000 --decode 2"    arguments for `kvtide up` (see `kvtide up --help`)
+#   make test ARGS="-k tidy -x"              arguments for pytest
+#   PYTHON=python3.12                        which Python makes .venv
+#   TORCH_INDEX_URL=...                      index to take torch from (a CPU or CUDA build)
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+ARGS ?=
+IMAGE ?= kvtide:local
+
+# threads that wait must not spin: on few cores spinning costs ten times
+export OMP_WAIT_POLICY ?= PASSIVE
+export TOKENIZERS_PARALLELISM ?= false
+
+TEST_THREADS ?= 2
+
+.PHONY: help setup up test check format bench sim docs clean distclean test-compose
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: ## make .venv from the pinned versions (the other targets do it by themselves)
+	@PYTHON="$(PYTHON)" TORCH_INDEX_URL="$(TORCH_INDEX_URL)" ops/setup.sh
+
+up: setup ## serve the demo model: every role, one command
+	@exec $(BIN)/kvtide up $(ARGS)
+
+test: setup ## all tests, with a real NATS, PostgreSQL, model and processes
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(TEST_THREADS)} HF_HUB_OFFLINE=1 \
+	  $(BIN)/python -m pytest $(ARGS)
+
+check: setup ## ruff, pyright strict, import-linter and the tidy tests
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m pytest -q tests/unit/test_tidy_*.py
+
+format: setup ## let ruff put the code into shape
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+bench: setup ## time to first token, cold and from the cache, of a running `make up`
+	@$(BIN)/kvtide bench $(ARGS)
+
+sim: setup ## the production machines in virtual time, under faults
+	@$(BIN)/python -m pytest tests/sim $(ARGS)
+
+test-compose: ## root: build the image, bring docker-compose.yml up, check its answers
+	@ops/docker/test-compose.sh $(ARGS)
+
+clean: ## caches and reports; keeps .venv
+	@rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage* htmlcov dist
+	@find libs services tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## and .venv
+	@rm -rf .venv

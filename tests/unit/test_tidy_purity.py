@@ -1,0 +1,95 @@
+"""Decisions are pure: no clock, socket, randomness or await where they are made."""
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PURE = (
+    "kvtide.kv",
+    "kvtide.policy",
+    "kvtide.gateway.life",
+    "kvtide.conductor.reducers",
+    "kvtide.conductor.dispatcher",
+    "kvtide.store.slots",
+    "kvtide.store.machine",
+    "kvtide.prefill.queue",
+    "kvtide.decode.batcher",
+)
+IMPURE = {
+    "aiosqlite",
+    "asyncio",
+    "nats",
+    "os",
+    "random",
+    "secrets",
+    "select",
+    "socket",
+    "sqlalchemy",
+    "structlog",
+    "subprocess",
+    "threading",
+    "time",
+    "torch",
+}
+
+
+def folder_of(package: str) -> Path:
+    """``kvtide.kv`` → ``libs/kv/kvtide/kv``."""
+    name = package.split(".")[1]
+    return next(
+        ROOT / top / name / "kvtide" / name
+        for top in ("libs", "services")
+        if (ROOT / top / name).is_dir()
+    )
+
+
+def files_of(module: str) -> Iterator[Path]:
+    base = folder_of(module).joinpath(*module.split(".")[2:])
+    if base.is_dir():
+        yield from sorted(base.rglob("*.py"))
+    elif base.with_suffix(".py").is_file():
+        yield base.with_suffix(".py")
+
+
+def linted() -> list[dict[str, Any]]:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return pyproject["tool"]["importlinter"]["contracts"]
+
+
+def test_pure_modules_import_nothing_impure_and_never_await() -> None:
+    found: list[str] = []
+    for module in PURE:
+        for path in files_of(module):
+            where = path.relative_to(ROOT)
+            for node in ast.walk(ast.parse(path.read_text())):
+                names: list[str] = []
+                if isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    names = [node.module]
+                elif isinstance(node, (ast.AsyncFunctionDef, ast.Await)):
+                    found.append(f"{where}:{node.lineno} is asynchronous")
+                found += [
+                    f"{where}:{getattr(node, 'lineno', 0)} imports {name}"
+                    for name in names
+                    if name.split(".")[0] in IMPURE
+                ]
+    assert found == []
+
+
+def test_every_pure_module_is_in_the_import_contract() -> None:
+    (contract,) = [item for item in linted() if item["name"] == "Decisions are pure"]
+    there = {module for module in PURE if any(files_of(module))}
+    assert there - set(contract["source_modules"]) == set()
+
+
+def test_the_layers_hold_every_package() -> None:
+    (contract,) = [item for item in linted() if item["type"] == "layers"]
+    assert contract["exhaustive"] is True
+    layers = contract["layers"]
+    assert layers[0] == "cli"
+    assert layers[-1] == "runtime"
