@@ -27,6 +27,7 @@ _FAMILIES: dict[str, Family] = {
 _DEFAULT_ROPE_THETA = 10_000.0
 _DEFAULT_RMS_NORM_EPS = 1e-6
 _QWEN3_HEAD_DIM = 128
+_NULL = msgspec.Raw(b"null")
 _MISTRAL_SLIDING_WINDOW = 4096
 
 
@@ -61,13 +62,13 @@ class ConfigFile(msgspec.Struct, frozen=True):
     attention_bias: bool = False
     mlp_bias: bool = False
     rope_theta: float | None = None
-    rope_scaling: msgspec.Raw | None = None
-    rope_parameters: msgspec.Raw | None = None
+    rope_scaling: msgspec.Raw = _NULL
+    rope_parameters: msgspec.Raw = _NULL
     partial_rotary_factor: float | None = None
     sliding_window: int | msgspec.UnsetType | None = msgspec.UNSET
     use_sliding_window: bool = False
     layer_types: list[str] | None = None
-    quantization_config: msgspec.Raw | None = None
+    quantization_config: msgspec.Raw = _NULL
     eos_token_id: int | list[int] | None = None
 
 
@@ -204,7 +205,7 @@ def _refuse_unservable(config: ConfigFile, family: Family, source: str) -> None:
         raise UnsupportedModel(
             source, f"its activation is {config.hidden_act}; only silu is served"
         )
-    if config.quantization_config is not None:
+    if bytes(config.quantization_config) != bytes(_NULL):
         raise UnsupportedModel(
             source, "its weights are quantised; float weights are needed"
         )
@@ -215,8 +216,6 @@ def _refuse_unservable(config: ConfigFile, family: Family, source: str) -> None:
 def _rope(config: ConfigFile, source: str) -> Rope:
     fields = RopeFields()
     for raw in (config.rope_scaling, config.rope_parameters):
-        if raw is None:
-            continue
         try:
             fields = msgspec.json.decode(raw, type=RopeFields | None) or fields
         except msgspec.ValidationError as error:

@@ -1,6 +1,6 @@
 """What the engine raises.
 
-EngineError
+EngineError               (a KvtideError)
 ├── UnsupportedModel      an architecture or setting that can't be served exactly
 ├── BrokenModel           model files that are missing, cut short or contradictory
 ├── ModelUnavailable      a model that can be had neither here nor from the hub
@@ -19,8 +19,10 @@ EngineError
 
 from pathlib import Path
 
+from kvtide.runtime import KvtideError
 
-class EngineError(Exception):
+
+class EngineError(KvtideError):
     """Root of this library's errors."""
 
 

@@ -21,6 +21,8 @@ from kvtide.engine.runner import Runner
 from kvtide.engine.tensor_files import weight_files
 from kvtide.engine.weights import read_weights
 
+DEFAULT_BLOCK_TOKENS: Final = 64
+
 _ENGINE: Final = "kvtide-lean-1"
 _DTYPES: Final = {"float32": torch.float32}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -44,11 +46,15 @@ def load_model(
     threads: int | None = None,
     cache_dir: Path | None = None,
     dtype: str = "float32",
+    name: str | None = None,
+    block_tokens: int = DEFAULT_BLOCK_TOKENS,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model from a local folder or from the hub; blocking.
 
     `threads` sets torch's compute threads for the whole process (None leaves them).
+    `name` is what clients call it: the hub id or the folder's name unless given.
+    `block_tokens` goes into the facts and is one value for a model in a cluster.
     Code from a model repository is never run, and no pickle is opened.
 
     Raises:
@@ -72,9 +78,7 @@ def load_model(
 
     weights = read_weights(folder, architecture, _DTYPES[dtype], on_layer)
     facts = ModelFacts(
-        name=str(source)
-        if isinstance(source, str) and folder != Path(source)
-        else folder.resolve().name,
+        name=name or _name(source, folder),
         digest=_digest((folder / "config.json", *weight_files(folder))),
         layers=architecture.layers,
         kv_heads=architecture.kv_heads,
@@ -84,6 +88,7 @@ def load_model(
         max_tokens=architecture.max_tokens,
         eos_token_ids=architecture.eos_token_ids,
         numerics=_numerics(architecture, weights.form, dtype),
+        block_tokens=block_tokens,
     )
     decoder = Decoder(architecture, weights, _DTYPES[dtype])
     return LoadedModel(facts, Runner(decoder, facts))
@@ -98,6 +103,12 @@ def _folder(source: str | Path, cache_dir: Path | None, report: Progress) -> Pat
         raise ModelUnavailable(str(source), reason)
     report(ProgressReport("download", 0, 0, "files", f"fetching {source} from the hub"))
     return fetch_from_hub(source, cache_dir)
+
+
+def _name(source: str | Path, folder: Path) -> str:
+    if Path(source).expanduser() == folder:
+        return folder.resolve().name
+    return str(source)
 
 
 def _digest(files: tuple[Path, ...]) -> str:

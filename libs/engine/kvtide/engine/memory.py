@@ -2,18 +2,16 @@
 
 import mmap
 import sys
-from typing import Final, Literal
+from typing import Final
 
 import torch
 
 from kvtide.engine.errors import RunClosed
 from kvtide.engine.facts import ModelFacts
-from kvtide.kv import Layout
+from kvtide.kv import Layout, PartKind
 
-KEY: Final = 0
-VALUE: Final = 1
-Kind = Literal[0, 1]
-"""Which part of a layer: KEY or VALUE, in the order of a block's parts."""
+KEY: Final = PartKind.K
+VALUE: Final = PartKind.V
 
 # mmap names it only in newer Pythons; the number is Linux's
 _MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
@@ -71,7 +69,7 @@ class KvRun:
         """Whether `close` was called."""
         return self._memory is None
 
-    def part(self, layer: int, kind: Kind, start: int, end: int) -> memoryview:
+    def part(self, layer: int, kind: int, start: int, end: int) -> memoryview:
         """The bytes of tokens start..end of one layer's K or V: writable, contiguous.
 
         Raises:

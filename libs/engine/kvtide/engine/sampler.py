@@ -46,7 +46,7 @@ class Sampler:
         prompt and generated tokens together.
 
         Raises:
-            NonFiniteLogits: a row holds NaN or infinity.
+            NonFiniteLogits: a row holds NaN or infinity, or nothing but -infinity.
             ValueError: the three lengths differ.
         """
         rows = _rows(logits)
@@ -146,6 +146,6 @@ def _rows(logits: Tensor | Sequence[Tensor]) -> Tensor:
 
 
 def _refuse_non_finite(rows: Tensor) -> None:
-    finite = torch.isfinite(rows.sum(-1))
+    finite = torch.isfinite(rows.amax(-1))
     if not bool(finite.all()):
         raise NonFiniteLogits(int(finite.logical_not().nonzero()[0]))

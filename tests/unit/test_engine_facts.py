@@ -1,0 +1,32 @@
+import subprocess
+import sys
+
+import msgspec
+
+from kvtide.engine.facts import ModelFacts
+
+FACTS = ModelFacts(
+    name="demo",
+    digest="ab" * 32,
+    layers=30,
+    kv_heads=3,
+    head_dim=64,
+    kv_dtype="float32",
+    vocab_size=49152,
+    max_tokens=8192,
+    eos_token_ids=(2,),
+    numerics="compute=float32",
+)
+
+
+def test_facts_travel_in_messages():
+    sent = msgspec.msgpack.encode(FACTS)
+
+    assert msgspec.msgpack.decode(sent, type=ModelFacts) == FACTS
+
+
+def test_facts_sampling_and_demo_need_no_torch():
+    modules = "facts, sampling, demo, errors, progress, settings, architecture"
+    code = f"import sys; from kvtide.engine import {modules}; sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603
