@@ -1,0 +1,32 @@
+"""Errors of the catalog.
+
+KvtideError
+└── CatalogError
+    ├── CatalogUnavailableError   down, locked, full or too slow: try again later
+    ├── CatalogRejectedError      the database refuses this very row: trying again is pointless
+    └── CatalogRevisionError      the schema is newer than, or foreign to, this program
+"""
+
+from kvtide.runtime import KvtideError
+
+
+class CatalogError(KvtideError):
+    """Something about the catalog went wrong."""
+
+
+class CatalogUnavailableError(CatalogError):
+    """The database is down, locked, full or too slow. Nothing of the batch is in it."""
+
+
+class CatalogRejectedError(CatalogError):
+    """The database refuses what it was given, whenever it is given."""
+
+
+class CatalogRevisionError(CatalogError):
+    """The schema was made by a program that this one does not know."""
+
+    def __init__(self, message: str, *, found: str, known: str) -> None:
+        """``found`` is the database's revision, ``known`` the newest one known here."""
+        super().__init__(message)
+        self.found = found
+        self.known = known

@@ -1,0 +1,1 @@
+"""The catalog's schema as a chain of Alembic revisions."""

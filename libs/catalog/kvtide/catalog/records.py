@@ -1,0 +1,197 @@
+"""What goes into the catalog and comes out: frozen records and changes.
+
+Wall-clock times are seconds since the Unix epoch as the writing node saw them: for
+people, never compared for decisions. A ``Change`` is idempotent: written twice, it
+leaves what it leaves when written once.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvtide.kv import BlockKey, NodeId, RequestId, TenantId, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A node's newest life. ``gone_at_s`` is None while it lives."""
+
+    node: NodeId
+    epoch: int
+    roles: tuple[str, ...]
+    host: str
+    state: str
+    http: str
+    seen_at_s: float
+    gone_at_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRow:
+    """One copy of a block in one tier of one store; written by that store only.
+
+    Tags are those of the block's header. ``header_xxh3`` is unsigned 64 bits.
+    """
+
+    node: NodeId
+    key: BlockKey
+    tier: Tier
+    epoch: int
+    key_id: int
+    model_tag: bytes
+    layout_tag: bytes
+    tenant_tag: bytes
+    tokens: int
+    arena: int
+    offset: int
+    length: int
+    generation: int
+    header_xxh3: int
+    stored_at_s: float
+    used_at_s: float
+    hits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDropped:
+    """The copy is gone, unless a later use of the key has taken its row."""
+
+    node: NodeId
+    key: BlockKey
+    tier: Tier
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksForgotten:
+    """All rows of the node in this tier that are of an epoch before ``epoch`` go."""
+
+    node: NodeId
+    tier: Tier
+    epoch: int
+
+
+class Verdict(StrEnum):
+    """What a conductor answered."""
+
+    PLACED = "placed"
+    REJECTED = "rejected"
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateRow:
+    """The estimate for one pair of workers, in milliseconds."""
+
+    prefill: NodeId
+    decode: NodeId
+    hit_tokens: int
+    queue_ms: float
+    transfer_ms: float
+    prefill_ms: float
+    ttft_ms: float
+    tbt_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionOutcome:
+    """What really became of a decision."""
+
+    request: RequestId
+    attempt: int
+    outcome: str
+    cached_tokens: int
+    ttft_ms: float | None
+    tbt_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRow:
+    """One answer of a conductor, and later what came of it.
+
+    ``candidates`` are the best ones, best first; ``considered`` counts all.
+    ``outcome`` is read only: it is written as a ``DecisionOutcome``.
+    """
+
+    request: RequestId
+    attempt: int
+    conductor: NodeId
+    tenant: TenantId
+    model: str
+    verdict: Verdict
+    code: str
+    reason: str
+    prefill: NodeId | None
+    decode: NodeId | None
+    prompt_tokens: int
+    hit_tokens: int
+    considered: int
+    candidates: tuple[CandidateRow, ...]
+    decided_at_s: float
+    outcome: DecisionOutcome | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """A request that has ended."""
+
+    request: RequestId
+    attempt: int
+    gateway: NodeId
+    tenant: TenantId
+    model: str
+    outcome: str
+    code: str
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    ttft_ms: float | None
+    tbt_ms: float | None
+    total_ms: float
+    ended_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRow:
+    """A tenant. A deleted one stays as a row, so that late nodes learn of it."""
+
+    tenant: TenantId
+    name: str
+    created_at_s: float
+    deleted_at_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKeyRow:
+    """An API key, known by its hash only."""
+
+    key_hash: bytes
+    tenant: TenantId
+    label: str
+    created_at_s: float
+    expires_at_s: float | None = None
+    revoked_at_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaRow:
+    """A tenant's limits; None is no limit."""
+
+    tenant: TenantId
+    requests_per_min: int | None = None
+    tokens_per_min: int | None = None
+    concurrent_requests: int | None = None
+    pool_bytes: int | None = None
+
+
+Change = (
+    NodeRow
+    | BlockRow
+    | BlockDropped
+    | BlocksForgotten
+    | DecisionRow
+    | DecisionOutcome
+    | RequestRow
+    | TenantRow
+    | ApiKeyRow
+    | QuotaRow
+)
+"""Everything that can be written."""

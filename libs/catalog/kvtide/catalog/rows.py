@@ -1,0 +1,130 @@
+"""Records to table rows and back: the only place that knows both.
+
+Databases have signed 64-bit integers only, so ``header_xxh3`` is stored as the signed
+number with the same bits. Rows are dicts for SQLAlchemy and never leave this package.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from sqlalchemy import Table
+
+from kvtide.catalog.records import (
+    ApiKeyRow,
+    BlockRow,
+    CandidateRow,
+    DecisionOutcome,
+    DecisionRow,
+    NodeRow,
+    QuotaRow,
+    RequestRow,
+    TenantRow,
+    Verdict,
+)
+from kvtide.catalog.tables import (
+    api_keys,
+    blocks,
+    decisions,
+    nodes,
+    quotas,
+    requests,
+    tenants,
+)
+from kvtide.kv import Tier
+
+Row = NodeRow | BlockRow | DecisionRow | RequestRow | TenantRow | ApiKeyRow | QuotaRow
+"""The records that are upserted; the other changes are updates and deletions."""
+
+Values = dict[str, Any]
+
+_SIGN_BIT = 1 << 63
+_MODULUS = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a record goes: its table, and the columns that an upsert leaves alone."""
+
+    table: Table
+    kept: tuple[str, ...] = ()
+
+
+TARGETS: Mapping[type, Target] = {
+    NodeRow: Target(nodes),
+    BlockRow: Target(blocks),
+    DecisionRow: Target(decisions),
+    RequestRow: Target(requests),
+    TenantRow: Target(tenants, kept=("created_at_s",)),
+    ApiKeyRow: Target(api_keys, kept=("created_at_s",)),
+    QuotaRow: Target(quotas),
+}
+
+
+def values(record: Row) -> Values:
+    """The column values of a record."""
+    row = {name: getattr(record, name) for name in record.__dataclass_fields__}
+    match record:
+        case NodeRow():
+            row["roles"] = " ".join(record.roles)
+        case BlockRow():
+            row["tier"] = record.tier.value
+            row["header_xxh3"] = signed(record.header_xxh3)
+        case DecisionRow():
+            row["verdict"] = record.verdict.value
+            row["candidates"] = msgspec.json.encode(record.candidates).decode()
+            del row["outcome"]
+        case _:
+            pass
+    return row
+
+
+def signed(number: int) -> int:
+    """Unsigned 64 bits as the signed number that databases store."""
+    return number - _MODULUS if number >= _SIGN_BIT else number
+
+
+def unsigned(number: int) -> int:
+    """The reverse of ``signed``."""
+    return number + _MODULUS if number < 0 else number
+
+
+def node_row(row: Values) -> NodeRow:
+    """A row of ``nodes``."""
+    changed: Values = {"roles": tuple(row["roles"].split())}
+    return NodeRow(**(row | changed))
+
+
+def block_row(row: Values) -> BlockRow:
+    """A row of ``blocks``."""
+    xxh3 = unsigned(row["header_xxh3"])
+    changed: Values = {"tier": Tier(row["tier"]), "header_xxh3": xxh3}
+    return BlockRow(**(row | changed))
+
+
+def decision_row(row: Values) -> DecisionRow:
+    """A row of ``decisions``."""
+    outcome = row.pop("outcome")
+    cached_tokens = row.pop("outcome_cached_tokens")
+    ttft_ms, tbt_ms = row.pop("outcome_ttft_ms"), row.pop("outcome_tbt_ms")
+    candidates = msgspec.json.decode(row["candidates"], type=tuple[CandidateRow, ...])
+    ended = outcome and DecisionOutcome(
+        request=row["request"],
+        attempt=row["attempt"],
+        outcome=outcome,
+        cached_tokens=cached_tokens,
+        ttft_ms=ttft_ms,
+        tbt_ms=tbt_ms,
+    )
+    changed: Values = {
+        "verdict": Verdict(row["verdict"]),
+        "candidates": candidates,
+        "outcome": ended,
+    }
+    return DecisionRow(**(row | changed))
+
+
+def request_row(row: Values) -> RequestRow:
+    """A row of ``requests``."""
+    return RequestRow(**row)
