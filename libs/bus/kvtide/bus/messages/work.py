@@ -77,10 +77,10 @@ class DecodeWork(Message, frozen=True, tag="decode_work"):
     prefill: NodeRef | None
     sampling: SamplingSpec
     max_new_tokens: int
+    deadline_ms: float
     min_new_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    deadline_ms: float
 
 
 class WorkAccepted(Message, frozen=True, tag="work_accepted"):

@@ -1,0 +1,454 @@
+"""A bus over any link: envelopes, requests, ordered handlers, and what is dropped."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from kvtide.bus.beater import Beater
+from kvtide.bus.blobs import BlobShelf, fetch
+from kvtide.bus.codec import BlobRef, Codec, DropReason, Opened
+from kvtide.bus.delivery import Delivery, Mailbox
+from kvtide.bus.errors import (
+    BusClosed,
+    BusError,
+    BusTimeout,
+    Disconnected,
+    NoResponder,
+    WireError,
+)
+from kvtide.bus.identity import Identity
+from kvtide.bus.interface import Handler, Incoming, Later, Lost
+from kvtide.bus.limits import BusLimits
+from kvtide.bus.link import Link, LinkEvents, Unlisten
+from kvtide.bus.messages import AnyMessage, Failure, Message
+from kvtide.bus.metrics import BusMetrics
+from kvtide.bus.subjects import Subjects
+from kvtide.bus.trace import TRACE, trace_of
+from kvtide.kv import NodeRef
+from kvtide.runtime import Clock, LimitError, TaskScope
+from kvtide.transfer import TransferEndpoint
+
+Fence = Callable[[NodeRef], bool]
+"""Whether a sender's life is still the newest known of its node."""
+
+_SLACK_BYTES = 1024
+"""Room for the envelope around a body."""
+
+log = structlog.get_logger("kvtide.bus")
+
+
+class LinkedBus:
+    """``Bus`` over a ``Link``. Use as an async context manager, in one loop.
+
+    Without an ``endpoint`` large bodies can be neither sent nor received.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        subjects: Subjects,
+        identity: Identity,
+        clock: Clock,
+        *,
+        endpoint: TransferEndpoint | None = None,
+        limits: BusLimits | None = None,
+        metrics: BusMetrics | None = None,
+    ) -> None:
+        """Nothing is sent before ``start``."""
+        self._link = link
+        self._subjects = subjects
+        self._identity = identity
+        self._clock = clock
+        self._endpoint = endpoint
+        self._limits = limits or BusLimits()
+        self._metrics = metrics or BusMetrics()
+        self._codec = Codec()
+        self._shelf = (
+            BlobShelf(endpoint, clock, self._limits) if endpoint is not None else None
+        )
+        self._tasks = TaskScope(on_error=self._failed)
+        self._subscriptions: set[LinkedSubscription] = set()
+        self._replies: dict[int, asyncio.Future[Delivery]] = {}
+        self._inbox = secrets.token_hex(8)
+        self._asked = 0
+        self._fence: Fence | None = None
+        self._foreign: set[str] = set()
+        self._closed = False
+
+    @property
+    def subjects(self) -> Subjects:
+        """See ``Bus.subjects``."""
+        return self._subjects
+
+    @property
+    def connected(self) -> bool:
+        """See ``Bus.connected``."""
+        return self._link.connected and not self._closed
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How much may wait for one subscription."""
+        return self._limits.waiting_bytes
+
+    @property
+    def metrics(self) -> BusMetrics:
+        """What it counts."""
+        return self._metrics
+
+    def fence(self, fence: Fence) -> None:
+        """Drop messages of senders that ``fence`` is false for, from now on."""
+        self._fence = fence
+
+    def beater(self) -> Beater:
+        """Something that beats for a node on this bus, over a link of its own.
+
+        Raises:
+            NotImplementedError: this kind of bus has none by itself.
+        """
+        raise NotImplementedError
+
+    async def start(self) -> None:
+        """Listen for replies; called by ``async with``."""
+        self._link.start(LinkEvents(self._disconnected, self._reconnected))
+        await self._link.listen(
+            self._subjects.replies(self._inbox), self._replied, self._reply_dropped
+        )
+        if self._shelf is not None:
+            self._tasks.spawn(self._sweep(self._shelf), name="bus blob sweep")
+
+    async def close(self) -> None:
+        """End all handlers, send what is on its way, and disconnect. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for subscription in list(self._subscriptions):
+            await subscription.close()
+        self._fail_requests(BusClosed("the bus was closed"))
+        await self._link.close()
+        await self._tasks.close()
+        if self._shelf is not None:
+            await self._shelf.clear()
+
+    async def publish(self, subject: str, message: Message) -> None:
+        """See ``Bus.publish``."""
+        await self._send(subject, message, trace_of(message), "")
+
+    async def request(
+        self, subject: str, message: Message, *, timeout_s: float
+    ) -> AnyMessage:
+        """See ``Bus.request``."""
+        if len(self._replies) >= self._limits.pending_requests:
+            raise LimitError(
+                f"{len(self._replies)} requests wait for a reply",
+                limit="pending_requests",
+            )
+        self._asked += 1
+        number = self._asked
+        future: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+        self._replies[number] = future
+        timer = self._tasks.spawn(self._clock.sleep(timeout_s), name="bus request")
+        try:
+            reply = self._subjects.reply(self._inbox, number)
+            await self._send(subject, message, trace_of(message), reply)
+            await asyncio.wait({future, timer}, return_when=asyncio.FIRST_COMPLETED)
+            if not future.done():
+                raise self._unanswered(subject, message, timeout_s, "no reply")
+            delivery = future.result()
+        finally:
+            timer.cancel()
+            self._replies.pop(number, None)
+            future.cancel()
+        if delivery.no_responder:
+            raise NoResponder(f"nobody listens on {subject}", subject=subject)
+        opened = await self._open(delivery)
+        if opened is None:
+            raise self._unanswered(subject, message, timeout_s, "no readable reply")
+        return opened.message
+
+    async def subscribe(
+        self,
+        subject: str,
+        handler: Handler,
+        *,
+        limit: int = 4096,
+        on_lost: Lost | None = None,
+    ) -> "LinkedSubscription":
+        """See ``Bus.subscribe``."""
+        if self._closed:
+            raise BusClosed("the bus was closed")
+        subscription = LinkedSubscription(self, subject, handler, limit, on_lost)
+        self._subscriptions.add(subscription)
+        await subscription.open(self._link, self._tasks)
+        return subscription
+
+    async def __aenter__(self) -> Self:
+        """Start."""
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close."""
+        await self.close()
+
+    # ---- sending
+
+    async def _send(
+        self, subject: str, message: Message, trace: str, reply: str
+    ) -> None:
+        if self._closed:
+            raise BusClosed("the bus was closed")
+        body = self._codec.encode_body(message)
+        inline = min(
+            self._limits.inline_bytes, self._link.max_payload_bytes - _SLACK_BYTES
+        )
+        if len(body) > inline:
+            body = self._codec.encode_body(await self._shelve(body, inline))
+        data = self._codec.wrap(self._identity.current, trace, body)
+        await self._link.send(subject, data, reply)
+        self._metrics.sent.labels(tag_of(message)).inc()
+
+    async def _shelve(self, body: bytes, inline: int) -> BlobRef:
+        if self._shelf is None:
+            raise LimitError(
+                f"a message of {len(body)} bytes needs a transfer endpoint; without "
+                f"one the limit is {inline}",
+                limit="inline_bytes",
+            )
+        return await self._shelf.put(body)
+
+    # ---- receiving
+
+    async def handle(self, handler: Handler, delivery: Delivery) -> None:
+        """Open, fence, handle, reply; called by a subscription, in order."""
+        incoming = await self._open(delivery)
+        if incoming is None:
+            return
+        kind = tag_of(incoming.message)
+        self._metrics.received.labels(kind).inc()
+        token = TRACE.set(incoming.trace)
+        try:
+            answer = await handler(incoming)
+        except Exception as error:  # noqa: BLE001 - a handler's bug ends no other's work
+            answer = self._broken(kind, incoming, error)
+        finally:
+            TRACE.reset(token)
+        if isinstance(answer, Later):
+            work = self._answer_later(answer, kind, incoming, delivery.reply)
+            self._tasks.spawn(work, name=f"bus reply {kind}")
+        elif answer is not None and delivery.reply:
+            await self._answer(delivery.reply, answer, incoming.trace)
+
+    async def _answer_later(
+        self, later: Later, kind: str, incoming: Incoming, reply: str
+    ) -> None:
+        TRACE.set(incoming.trace)
+        try:
+            answer = await later.work
+        except Exception as error:  # noqa: BLE001 - as above
+            answer = self._broken(kind, incoming, error)
+        if answer is not None and reply:
+            await self._answer(reply, answer, incoming.trace)
+
+    async def _answer(self, reply: str, answer: Message, trace: str) -> None:
+        try:
+            await self._send(reply, answer, trace, "")
+        except (BusError, LimitError) as error:
+            # whoever asked waits for a bounded time and asks again
+            log.warning("reply not sent", type=tag_of(answer), error=str(error))
+
+    def _broken(self, kind: str, incoming: Incoming, error: Exception) -> Failure:
+        self._metrics.failed.labels(kind).inc()
+        log.error(
+            "handler failed",
+            type=kind,
+            sender=incoming.sender.node,
+            request=incoming.trace,
+            exc_info=error,
+        )
+        return Failure(code="internal", reason=f"{type(error).__name__}: {error}")
+
+    async def _open(self, delivery: Delivery) -> Incoming | None:
+        """The message, or None for one that is dropped and counted."""
+        try:
+            opened = self._codec.open(delivery.data)
+            if self._fence is not None and not self._fence(opened.sender):
+                self._drop(DropReason.STALE)
+                return None
+            message = await self._body(opened)
+        except WireError as error:
+            self._drop(error.reason)
+            self._say(error, delivery.subject)
+            return None
+        return Incoming(
+            message=message,
+            sender=opened.sender,
+            trace=opened.trace,
+            wants_reply=delivery.reply != "",
+            subject=delivery.subject,
+        )
+
+    async def _body(self, opened: Opened) -> AnyMessage:
+        if not isinstance(opened.body, BlobRef):
+            return opened.body
+        if self._endpoint is None:
+            raise WireError(
+                "a large body came, and there is no transfer endpoint to fetch it",
+                reason=DropReason.BLOB,
+                node=opened.sender.node,
+            )
+        data = await fetch(self._endpoint, opened.body, self._limits)
+        return self._codec.open_blob(data, opened.body)
+
+    def _say(self, error: WireError, subject: str) -> None:
+        if error.reason == DropReason.PROTOCOL:
+            if error.node in self._foreign:
+                return
+            if len(self._foreign) < self._limits.shelf_count:
+                self._foreign.add(error.node)
+        log.warning(
+            "message dropped",
+            reason=str(error.reason),
+            sender=error.node,
+            subject=subject,
+            error=str(error),
+        )
+
+    def _drop(self, reason: str, count: int = 1) -> None:
+        self._metrics.dropped.labels(str(reason)).inc(count)
+
+    # ---- the link's events
+
+    def _replied(self, delivery: Delivery) -> None:
+        number = delivery.subject.rpartition(".")[2]
+        future = self._replies.get(int(number)) if number.isdecimal() else None
+        if future is not None and not future.done():
+            future.set_result(delivery)
+
+    def _reply_dropped(self, count: int) -> None:
+        self._drop(DropReason.FULL, count)
+
+    def _unanswered(
+        self, subject: str, message: Message, timeout_s: float, what: str
+    ) -> BusTimeout:
+        kind = tag_of(message)
+        self._metrics.unanswered.labels(kind).inc()
+        text = f"{what} to {kind!r} on {subject} within {timeout_s:g} s"
+        return BusTimeout(text, subject=subject, timeout_s=timeout_s)
+
+    def _disconnected(self) -> None:
+        self._metrics.disconnects.inc()
+        self._fail_requests(Disconnected("the connection went while waiting"))
+
+    def _reconnected(self) -> None:
+        for subscription in list(self._subscriptions):
+            subscription.resync()
+
+    def _fail_requests(self, error: BusError) -> None:
+        for future in self._replies.values():
+            if not future.done():
+                future.set_exception(error)
+
+    async def _sweep(self, shelf: BlobShelf) -> None:
+        while True:
+            await self._clock.sleep(self._limits.blob_ttl_s / 4)
+            await shelf.sweep()
+
+    def _failed(self, error: BaseException) -> None:
+        log.error("bus task failed", exc_info=error)
+
+    def forget(self, subscription: "LinkedSubscription") -> None:
+        """The subscription is closed; called by itself."""
+        self._subscriptions.discard(subscription)
+
+    def slow(self, subscription: "LinkedSubscription", count: int) -> None:
+        """A subscription had no room; called by itself."""
+        self._drop(DropReason.FULL, count)
+        if subscription.lost == count:
+            log.warning("slow consumer", subject=subscription.subject, lost=count)
+
+
+class LinkedSubscription:
+    """See ``Subscription``. Made by a bus."""
+
+    def __init__(
+        self,
+        bus: LinkedBus,
+        subject: str,
+        handler: Handler,
+        limit: int,
+        on_lost: Lost | None,
+    ) -> None:
+        """Made by ``LinkedBus.subscribe``."""
+        self._bus = bus
+        self._subject = subject
+        self._handler = handler
+        self._on_lost = on_lost
+        self._mailbox = Mailbox(
+            limit=limit, limit_bytes=bus.waiting_bytes, on_full=self._full
+        )
+        self._unlisten: Unlisten | None = None
+        self._runner: asyncio.Task[None] | None = None
+
+    @property
+    def subject(self) -> str:
+        """See ``Subscription.subject``."""
+        return self._subject
+
+    @property
+    def lost(self) -> int:
+        """See ``Subscription.lost``."""
+        return self._mailbox.lost
+
+    @property
+    def waiting(self) -> int:
+        """See ``Subscription.waiting``."""
+        return len(self._mailbox)
+
+    async def open(self, link: Link, tasks: TaskScope) -> None:
+        """Begin; called by the bus."""
+        self._runner = tasks.spawn(
+            self._mailbox.run(self._work), name=f"bus {self._subject}"
+        )
+        self._unlisten = await link.listen(
+            self._subject, self._mailbox.offer, self._mailbox.drop
+        )
+
+    async def close(self) -> None:
+        """See ``Subscription.close``."""
+        self._bus.forget(self)
+        unlisten, self._unlisten = self._unlisten, None
+        runner, self._runner = self._runner, None
+        if unlisten is not None:
+            await unlisten()
+        if runner is not None and runner is not asyncio.current_task():
+            runner.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({runner})
+
+    def resync(self) -> None:
+        """The connection was away: say that anything may be missing."""
+        if self._on_lost is not None:
+            self._on_lost(0)
+
+    async def _work(self, delivery: Delivery) -> None:
+        await self._bus.handle(self._handler, delivery)
+
+    def _full(self, count: int) -> None:
+        self._bus.slow(self, count)
+        if self._on_lost is not None:
+            self._on_lost(count)
+
+
+def tag_of(message: Message) -> str:
+    """What the message is called on the wire."""
+    return str(message.__struct_config__.tag)
