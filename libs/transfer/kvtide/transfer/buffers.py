@@ -96,6 +96,9 @@ def copy_and_hash(
     have equal length and do not overlap.
     """
     total = len(target)
+    if len(source) != total:
+        message = f"{len(source)} bytes do not fill {total}"
+        raise ValueError(message)
     to, source_at = address_of(target), address_of(source)
     if total <= WINDOW_BYTES:
         ctypes.memmove(to, source_at, total)

@@ -289,7 +289,9 @@ class SocketPeer(TransferPeer):
         except TransferError as error:
             error.slice_index = piece.slice_index
             raise
+        # the mapping's length is the owner's word, the handle's is the caller's
         start = request.offsets[at]
+        check_range(start, piece.length, len(memory), piece.slice_index)
         there = memory[start : start + piece.length]
         here = request.views[at]
         target, source = (there, here) if request.writes else (here, there)
