@@ -1,1 +1,1 @@
-"""TODO."""
+"""The public door: OpenAI's API, the life of each request, streams, usage."""

@@ -1,0 +1,87 @@
+"""What is asked for, within which limits, and what it cost. Plain values."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvtide.bus.messages import SamplingSpec
+from kvtide.kv import BlockKey, NodeRef, RequestId, TenantId
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """One answer to be made. Never changes, whatever happens to its attempts.
+
+    ``keys`` are those of the full blocks of ``prompt``. ``stop_token_ids`` end the
+    answer; the model's own end tokens are among them unless ``ignore_eos``.
+    """
+
+    request: RequestId
+    gateway: NodeRef
+    tenant: TenantId
+    salt: str
+    model: str
+    prompt: tuple[int, ...]
+    keys: tuple[BlockKey, ...]
+    sampling: SamplingSpec
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    ttft_ms: float | None = None
+    tbt_ms: float | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LifeLimits:
+    """Every wait of a request, in seconds, and every count that bounds it."""
+
+    deadline_s: float = 600.0
+    placements: int = 3
+    admit_patience_s: float = 0.25
+    admit_limit_s: float = 5.0
+    work_patience_s: float = 5.0
+    silence_s: float = 1.0
+    pull_patience_s: float = 0.25
+    unanswered_s: float = 10.0
+    ack_tokens: int = 32
+    ack_s: float = 0.5
+    cancel_repeat_s: float = 0.5
+    cancel_limit_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a finished answer cost, in tokens.
+
+    ``cached_tokens`` is the part of the prompt whose KV came from the pool.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+
+
+class FailureKind(StrEnum):
+    """Why a request ends without an answer."""
+
+    OVERLOADED = "overloaded"
+    NO_WORKERS = "no_workers"
+    NO_CONDUCTOR = "no_conductor"
+    TENANT_LIMIT = "tenant_limit"
+    UNKNOWN_MODEL = "unknown_model"
+    TOO_LARGE = "too_large"
+    QUARANTINED = "quarantined"
+    WORKERS_FAILED = "workers_failed"
+    DEADLINE = "deadline"
+    SHUTDOWN = "shutdown"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailure:
+    """The terminal error of a request. ``retry_after_ms`` None: it won't help."""
+
+    kind: FailureKind
+    reason: str
+    retry_after_ms: float | None = None

@@ -1,0 +1,117 @@
+"""Chat templates, rendered in jinja2's sandbox as the models' authors expect."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from kvtide.gateway.errors import ModelTextError, PromptError
+
+ChatMessage = Mapping[str, Any]
+"""A message as a template sees it: ``role``, ``content`` and whatever else it has."""
+
+
+class ChatTemplate:
+    """One model's template. Rendering neither reads files nor runs foreign Python."""
+
+    def __init__(
+        self,
+        source: str,
+        special: Mapping[str, str],
+        wall_s: Callable[[], float],
+    ) -> None:
+        """Compile ``source``; ``special`` are the tokens that it may name.
+
+        Raises:
+            ModelTextError: it does not compile.
+        """
+        self.source = source
+        self._special = dict(special)
+        env = ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_GenerationTag, loopcontrols],
+        )
+        env.filters["tojson"] = _tojson
+
+        def strftime_now(form: str) -> str:
+            return datetime.fromtimestamp(wall_s(), UTC).strftime(form)
+
+        names: dict[str, Any] = env.globals  # typed too narrowly by jinja2
+        names.update(raise_exception=_raise_exception, strftime_now=strftime_now)
+        try:
+            self._template = env.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ModelTextError(
+                f"the chat template does not compile: {error}"
+            ) from error
+
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """The chat as the model's text.
+
+        Raises:
+            PromptError: the template does not take these messages.
+        """
+        try:
+            return self._template.render(
+                {
+                    **self._special,
+                    **(variables or {}),
+                    "messages": messages,
+                    "add_generation_prompt": add_generation_prompt,
+                }
+            )
+        except jinja2.TemplateError as error:
+            raise PromptError(
+                f"the model's chat template refuses these messages: {error}",
+                param="messages",
+            ) from error
+        except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            raise PromptError(
+                f"the model's chat template can't render these messages: {error}",
+                param="messages",
+            ) from error
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML, which is not what models were trained on."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+class _GenerationTag(Extension):
+    """``{% generation %}`` marks what the model wrote; for us it is only its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - typed so by jinja2
+
+    def parse(self, parser: Parser) -> list[Node]:
+        """The statements up to ``endgeneration``."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
