@@ -22,6 +22,7 @@ from kvtide.bus.messages.gossip import (
     SnapshotPull,
 )
 from kvtide.bus.messages.handover import (
+    HandoverCopy,
     HandoverPlan,
     HandoverPull,
     HandoverSlot,
@@ -162,6 +163,7 @@ __all__ = [
     "FinishReason",
     "GatewayLoad",
     "Goodbye",
+    "HandoverCopy",
     "HandoverPlan",
     "HandoverPull",
     "HandoverSlot",

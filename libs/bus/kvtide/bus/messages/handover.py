@@ -9,7 +9,7 @@ whole state with ``HandoverPull`` → ``HandoverState`` after a silence, and end
 import msgspec
 
 from kvtide.bus.messages.base import Message
-from kvtide.kv import NodeRef, RequestId, SlotRef
+from kvtide.kv import Located, NodeRef, RequestId, SlotRef
 
 
 class HandoverSlot(msgspec.Struct, frozen=True, array_like=True):
@@ -18,6 +18,13 @@ class HandoverSlot(msgspec.Struct, frozen=True, array_like=True):
     block: int
     tokens: int
     slot: SlotRef
+
+
+class HandoverCopy(msgspec.Struct, frozen=True, array_like=True):
+    """Block number ``block`` of the prompt is in the pool already, as ``located``."""
+
+    block: int
+    located: Located
 
 
 class PartSums(msgspec.Struct, frozen=True, array_like=True):
@@ -30,13 +37,18 @@ class PartSums(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HandoverPlan(Message, frozen=True, tag="handover_plan"):
-    """What prefill will compute. Blocks below ``first_block`` come from the pool."""
+    """What prefill will compute. Blocks below ``first_block`` come from the pool.
+
+    So do those in ``copies``: they were there when prefill asked for slots. A block
+    that is in neither is not handed over: decode computes it.
+    """
 
     request: RequestId
     attempt: int
     prefill: NodeRef
     first_block: int
     slots: tuple[HandoverSlot, ...]
+    copies: tuple[HandoverCopy, ...] = ()
 
 
 class PartsReady(Message, frozen=True, tag="parts_ready"):

@@ -1,0 +1,84 @@
+"""Whether new work is taken, and what is computed next. Pure."""
+
+from collections.abc import Sequence as Many
+
+from kvtide.bus.messages import DecodeWork, RefuseCode
+from kvtide.bus.ownership import Standing
+from kvtide.decode.events import ModelLoaded, Row
+from kvtide.decode.limits import DecodeLimits
+from kvtide.decode.pages import PageLedger
+from kvtide.decode.sequence import Phase, Sequence
+
+TOO_LATE = {
+    Standing.STALE: (RefuseCode.STALE_ATTEMPT, "a newer attempt is known, or it ended"),
+    Standing.CANCELLED: (RefuseCode.CANCELLED, "this attempt was cancelled"),
+    Standing.FENCED: (RefuseCode.STALE_ATTEMPT, "a newer life of the gateway is known"),
+}
+"""The refusals of work that comes too late."""
+
+
+def misfit(work: DecodeWork, model: ModelLoaded) -> tuple[RefuseCode, str] | None:
+    """Why this work can't be done here at all."""
+    if work.model != model.model:
+        return RefuseCode.UNKNOWN_MODEL, f"this worker serves {model.model}"
+    if not 0 < work.prompt_tokens <= len(work.tokens) < model.max_tokens:
+        return RefuseCode.TOO_LARGE, f"fewer than {model.max_tokens} tokens fit"
+    if len(work.keys) < (len(work.tokens) - 1) // model.block_tokens:
+        return RefuseCode.TOO_LARGE, "a key for each full block is missing"
+    return None
+
+
+def crowded(
+    sequence: Sequence,
+    others: Many[Sequence],
+    pages: PageLedger,
+    limits: DecodeLimits,
+    step_ms: float,
+) -> tuple[RefuseCode, str] | None:
+    """Why this sequence can't be taken, or not soon enough."""
+    if sequence.pages > pages.capacity:
+        tokens = pages.capacity * sequence.block_tokens
+        return RefuseCode.TOO_LARGE, f"the worker's memory holds {tokens} tokens"
+    if sum(other.phase is Phase.WAITING for other in others) >= limits.waiting:
+        return RefuseCode.BUSY, "the queue is full"
+    start_ms = predicted_start_ms(sequence, others, pages, limits, step_ms)
+    if start_ms > sequence.work.deadline_ms:
+        return RefuseCode.BUSY, "the deadline can't be met"
+    return None
+
+
+def predicted_start_ms(
+    sequence: Sequence,
+    others: Many[Sequence],
+    pages: PageLedger,
+    limits: DecodeLimits,
+    step_ms: float,
+) -> float:
+    """When ``sequence`` will get its pages: those that end first make room."""
+    waiting = [other for other in others if other.phase is Phase.WAITING]
+    lacking = sequence.pages + sum(other.pages for other in waiting) - pages.free
+    seats = 1 + len(waiting) - (limits.batch - pages.holders)
+    bound = sorted((other.answer.left, other.pages) for other in others if other.opened)
+    start_ms = 0.0
+    for left, freed in bound:
+        if lacking <= 0 and seats <= 0:
+            break
+        lacking -= freed
+        seats -= 1
+        start_ms = left * step_ms
+    return start_ms
+
+
+def next_rows(sequences: Many[Sequence], limits: DecodeLimits) -> tuple[Row, ...]:
+    """The next step: a token for each that runs, and a piece of one missing prefix."""
+    rows = [
+        sequence.next_row()
+        for sequence in sequences
+        if sequence.phase is Phase.RUNNING
+        and sequence.answer.unacked < limits.unacked_tokens
+    ]
+    filling = next((one for one in sequences if one.phase is Phase.FILLING), None)
+    if filling is not None:
+        limit = limits.fill_tokens if rows else limits.fill_alone_tokens
+        rows.append(filling.fill_row(limit))
+    return tuple(rows)

@@ -1,0 +1,251 @@
+"""One request's way through a decode worker. Pure."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from kvtide.bus.messages import (
+    DecodeFailed,
+    DecodeTimes,
+    DecodeWork,
+    PullState,
+    TokenPage,
+    TokenPull,
+    Tokens,
+)
+from kvtide.decode.answer import Answer, StopRule
+from kvtide.decode.arrival import Arrival, Source
+from kvtide.decode.events import KeyedBlock, ModelLoaded, Row
+from kvtide.decode.handover import Handover
+from kvtide.decode.limits import DecodeLimits
+from kvtide.kv import BlockKey, NodeRef, RequestRef
+
+
+class BlockKeys(Protocol):
+    """Makes the chained keys of one key space (``kvtide.kv.KeySpace`` is one)."""
+
+    def key(self, parent: BlockKey | None, tokens: list[int]) -> BlockKey:
+        """The key of one full block after ``parent`` (None: the first block)."""
+        ...
+
+
+class Phase(StrEnum):
+    """Where a sequence stands."""
+
+    WAITING = "waiting"
+    PULLING = "pulling"
+    FILLING = "filling"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+_STATES = {
+    Phase.WAITING: PullState.WAITING,
+    Phase.PULLING: PullState.WAITING,
+    Phase.FILLING: PullState.WAITING,
+    Phase.RUNNING: PullState.RUNNING,
+}
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A request that waits for pages, for its KV, for its turns, or for its last ack.
+
+    ``tokens`` are the prompt and what was generated after it; the KV of the first
+    ``fed`` of them is in the run while it runs. ``in_step`` and ``putting`` are
+    operations of the shell that use the run: while one is under way nothing is freed.
+    """
+
+    ref: RequestRef
+    work: DecodeWork
+    keys: BlockKeys
+    block_tokens: int
+    pages: int
+    arrival: Arrival
+    handover: Handover
+    answer: Answer
+    arrived_s: float
+    tokens: list[int]
+    chain: list[BlockKey]
+    phase: Phase = Phase.WAITING
+    fed: int = 0
+    opened: bool = False
+    in_step: bool = False
+    putting: bool = False
+    puts: int = 0
+    next_put: int = 0
+    dying: bool = False
+    forgotten: bool = False
+    ended_s: float = 0.0
+    bound_s: float = 0.0
+    complete_s: float = 0.0
+    said_first: bool = False
+    failed: DecodeFailed | None = field(default=None)
+
+    @classmethod
+    def of(
+        cls,
+        work: DecodeWork,
+        keys: BlockKeys,
+        model: ModelLoaded,
+        limits: DecodeLimits,
+        now_s: float,
+    ) -> "Sequence":
+        """A new sequence at the queue's end."""
+        arrival = Arrival(len(work.tokens) - 1, model.block_tokens, model.layers)
+        rule = StopRule.of(work, model.eos_token_ids, model.max_tokens)
+        answer = Answer(len(work.tokens) - work.prompt_tokens, rule)
+        return cls(
+            ref=RequestRef(work.request, work.attempt),
+            work=work,
+            keys=keys,
+            block_tokens=model.block_tokens,
+            pages=-(-(len(work.tokens) + answer.left) // model.block_tokens),
+            arrival=arrival,
+            handover=Handover(work.prefill, arrival, limits),
+            answer=answer,
+            arrived_s=now_s,
+            tokens=list(work.tokens),
+            chain=list(work.keys),
+        )
+
+    @property
+    def deadline_s(self) -> float:
+        """When its first token must be there."""
+        return self.arrived_s + self.work.deadline_ms / 1000
+
+    @property
+    def busy(self) -> bool:
+        """Whether the shell uses its run."""
+        return self.in_step or self.putting
+
+    def next_row(self) -> Row:
+        """Feed what was drawn last, and draw the next."""
+        return self._row(self.fed, len(self.tokens), draw=True)
+
+    def fill_row(self, limit: int) -> Row:
+        """Compute the next missing blocks, about ``limit`` tokens; draw if they end it.
+
+        The last token of the prompt goes along with the last missing ones.
+        """
+        missing = self.arrival.missing()
+        assert missing is not None  # noqa: S101 - it would run, not fill
+        start, end = missing
+        size = self.block_tokens
+        limit = max(size, limit // size * size)
+        last = len(self.work.tokens) - 1
+        if end == last:
+            end = last + 1
+        end = min(end, start + limit)
+        return self._row(start, end, draw=end > last)
+
+    def _row(self, start: int, end: int, *, draw: bool) -> Row:
+        sampling = self.work.sampling if draw else None
+        banned = self.answer.rule.banned(self.answer.count) if draw else ()
+        return Row(self.ref, start, tuple(self.tokens[start:end]), sampling, banned)
+
+    def computed(self, row: Row) -> None:
+        """The row's tokens are in the run."""
+        end = row.start + len(row.tokens)
+        if self.phase is Phase.FILLING:
+            self.arrival.computed(row.start, end)
+        if self.phase is Phase.RUNNING or row.sampling is not None:
+            self.fed = end
+
+    def drawn(self, token: int, me: NodeRef, now_s: float) -> Tokens:
+        """Take a drawn token; what the gateway is told."""
+        index = self.answer.count
+        ids = self.answer.add(token)
+        self.tokens.extend(ids)
+        return self.words(index, ids, me, now_s)
+
+    def words(
+        self, index: int, ids: tuple[int, ...], me: NodeRef, now_s: float
+    ) -> Tokens:
+        """The event for these tokens; the first one says how it came to be."""
+        first = not self.said_first
+        self.said_first = True
+        return Tokens(
+            request=self.ref.request,
+            attempt=self.ref.attempt,
+            decode=me,
+            choice=0,
+            index=index,
+            ids=ids,
+            finish=self.answer.finish,
+            reused_tokens=self.reused_tokens if first else None,
+            times=self._times(now_s) if first else None,
+        )
+
+    @property
+    def reused_tokens(self) -> int:
+        """Tokens of the prompt whose KV came from the pool."""
+        return min(self.arrival.reused_tokens, self.work.prompt_tokens)
+
+    def _times(self, now_s: float) -> DecodeTimes:
+        return DecodeTimes(
+            wait_ms=(self.bound_s - self.arrived_s) * 1000,
+            pull_ms=(self.complete_s - self.bound_s) * 1000,
+            first_step_ms=(now_s - self.complete_s) * 1000,
+        )
+
+    def fail(self, me: NodeRef, code: str, reason: str) -> DecodeFailed:
+        """The attempt is given up."""
+        self.failed = DecodeFailed(
+            request=self.ref.request,
+            attempt=self.ref.attempt,
+            decode=me,
+            code=code,
+            reason=reason,
+        )
+        return self.failed
+
+    def page(self, pull: TokenPull) -> TokenPage:
+        """All from an index on, and how the request stands."""
+        state = _STATES.get(self.phase, PullState.FINISHED)
+        if self.failed is not None:
+            state = PullState.FAILED
+        index = max(pull.index, self.answer.first)
+        return TokenPage(
+            request=pull.request,
+            attempt=pull.attempt,
+            choice=pull.choice,
+            index=index,
+            ids=self.answer.since(index),
+            state=state,
+            finish=self.answer.finish,
+            reused_tokens=self.reused_tokens if self.said_first else None,
+            reason=self.failed.reason if self.failed else "",
+        )
+
+    def take_blocks(self, limit: int) -> tuple[KeyedBlock, ...]:
+        """Full blocks that were made here and not yet offered to the pool."""
+        size = self.block_tokens
+        by_prefill = (len(self.work.tokens) - 1) // size
+        taken: list[KeyedBlock] = []
+        while self.next_put < self.fed // size and len(taken) < limit:
+            block = self.next_put
+            self.next_put += 1
+            if block == len(self.chain):
+                parent = self.chain[-1] if self.chain else None
+                fill = self.tokens[block * size : (block + 1) * size]
+                self.chain.append(self.keys.key(parent, fill))
+            source = self.arrival.source(block)
+            pooled = source is Source.POOL or (
+                source is Source.HANDOVER and block < by_prefill
+            )
+            if not pooled:
+                taken.append(KeyedBlock(block, self.chain[block]))
+        return tuple(taken)
+
+
+def unknown_page(pull: TokenPull) -> TokenPage:
+    """The answer to a pull for a request that is not here."""
+    return TokenPage(
+        request=pull.request,
+        attempt=pull.attempt,
+        choice=pull.choice,
+        index=pull.index,
+        ids=(),
+        state=PullState.UNKNOWN,
+    )

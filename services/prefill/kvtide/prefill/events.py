@@ -1,0 +1,285 @@
+"""What a prefill machine is told, and what it tells its shell to do. Pure."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvtide.bus.messages import (
+    Cancel,
+    HandoverPull,
+    HandoverTaken,
+    Message,
+    Owned,
+    PartSums,
+    PrefillWork,
+    PutBlock,
+    PutSlot,
+)
+from kvtide.kv import Located, NodeRef, RequestRef
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoaded:
+    """The engine has the model. Sizes are in tokens."""
+
+    model: str
+    max_tokens: int
+    block_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAttached:
+    """The store on this host can (or can no longer) be written to."""
+
+    attached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineShared:
+    """Whether others want the engine too, so that steps must be short."""
+
+    shared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkArrived:
+    """Answered with a ``Reply``."""
+
+    work: PrefillWork
+
+
+@dataclass(frozen=True, slots=True)
+class CancelArrived:
+    """Answered with a ``Reply``."""
+
+    cancel: Cancel
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedArrived:
+    """A gateway's list of what it has here."""
+
+    owned: Owned
+
+
+@dataclass(frozen=True, slots=True)
+class MemberGone:
+    """This life of a node has ended."""
+
+    node: NodeRef
+
+
+@dataclass(frozen=True, slots=True)
+class PullArrived:
+    """Decode asks for the hand-over's state. Answered with a ``Reply``."""
+
+    pull: HandoverPull
+
+
+@dataclass(frozen=True, slots=True)
+class TakenArrived:
+    """Decode wants nothing more. Answered with a ``Reply``."""
+
+    taken: HandoverTaken
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Ends a ``Load``: the first ``blocks`` of the copies are in the run."""
+
+    ref: RequestRef
+    blocks: int
+    bytes: int
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsGranted:
+    """Ends a ``Begin``: one answer for each block, or none at all (refused)."""
+
+    ref: RequestRef
+    slots: tuple[PutSlot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartsWritten:
+    """These parts are in their slots; comes while their step runs."""
+
+    ref: RequestRef
+    parts: tuple[PartSums, ...]
+
+
+class StepOutcome(StrEnum):
+    """How an engine step ended."""
+
+    DONE = "done"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnded:
+    """Ends a ``Step``: nobody writes for its chunks any more."""
+
+    step: int
+    outcome: StepOutcome
+    ms: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Ends a ``Commit``, whatever became of the blocks."""
+
+    ref: RequestRef
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Take no new work."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Fail all that is not done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """This process was thought dead and is a new life now: drop all, silently."""
+
+    me: NodeRef
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Heard = (
+    WorkArrived | CancelArrived | OwnedArrived | PullArrived | TakenArrived | MemberGone
+)
+Progressed = Loaded | SlotsGranted | PartsWritten | StepEnded | Committed
+Turned = ModelLoaded | StoreAttached | EngineShared | Drain | GiveUp | Fenced | Tick
+Event = Heard | Progressed | Turned
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to the event that is being handled."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class ToDecode:
+    """Publish to the ``handover`` inbox of a decode worker."""
+
+    decode: NodeRef
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class ToGateway:
+    """Publish to the ``tokens`` inbox of a gateway."""
+
+    gateway: NodeRef
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Make a run for ``capacity_tokens``; ``Free`` ends it."""
+
+    work: PrefillWork
+    ref: RequestRef
+    capacity_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Read these copies into the run, from its start → ``Loaded``."""
+
+    ref: RequestRef
+    copies: tuple[Located, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Ask the store for slots → ``SlotsGranted``; ``Release`` ends the lease."""
+
+    ref: RequestRef
+    blocks: tuple[PutBlock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Block number ``block`` is complete up to ``tokens``; it is ``put`` of the Begin."""
+
+    block: int
+    tokens: int
+    put: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSpec:
+    """Compute tokens ``start`` … ``end`` - 1 of the prompt.
+
+    ``filled`` are the blocks that have a slot and are complete with this chunk: each
+    layer's parts are written as they appear.
+    """
+
+    ref: RequestRef
+    start: int
+    end: int
+    filled: tuple[Filled, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Compute these chunks → ``PartsWritten`` …, ``StepEnded``. One at a time."""
+
+    step: int
+    chunks: tuple[ChunkSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Stop the running step between two layers; it still ends with ``StepEnded``."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Write the headers and commit the slots → ``Committed``."""
+
+    ref: RequestRef
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give the lease back to the store."""
+
+    ref: RequestRef
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Close the run."""
+
+    ref: RequestRef
+
+
+Command = (
+    Reply
+    | ToDecode
+    | ToGateway
+    | Open
+    | Load
+    | Begin
+    | Step
+    | Abort
+    | Commit
+    | Release
+    | Free
+)

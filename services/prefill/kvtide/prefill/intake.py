@@ -1,0 +1,81 @@
+"""Whether new work is taken, and what comes next. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvtide.bus.messages import PrefillWork, RefuseCode
+from kvtide.bus.ownership import Standing
+from kvtide.prefill.events import ChunkSpec, ModelLoaded
+from kvtide.prefill.job import Job, Phase
+from kvtide.prefill.limits import PrefillLimits
+from kvtide.prefill.pace import Pace
+
+TOO_LATE = {
+    Standing.STALE: (RefuseCode.STALE_ATTEMPT, "a newer attempt is known, or it ended"),
+    Standing.CANCELLED: (RefuseCode.CANCELLED, "this attempt was cancelled"),
+    Standing.FENCED: (RefuseCode.STALE_ATTEMPT, "a newer life of the gateway is known"),
+}
+"""The refusals of work that comes too late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What a worker has to work with."""
+
+    model: ModelLoaded | None = None
+    attached: bool = False
+    draining: bool = False
+
+    def unfit(self, work: PrefillWork) -> tuple[RefuseCode, str] | None:
+        """Why this work can't be done here at all."""
+        if self.draining:
+            return RefuseCode.DRAINING, "the worker is ending"
+        if self.model is None:
+            return RefuseCode.LOADING, "the model is still loading"
+        if not self.attached:
+            return RefuseCode.NO_STORE, "no store on this host to put blocks into"
+        return _misfit(work, self.model)
+
+
+def _misfit(work: PrefillWork, model: ModelLoaded) -> tuple[RefuseCode, str] | None:
+    if work.model != model.model:
+        return RefuseCode.UNKNOWN_MODEL, f"this worker serves {model.model}"
+    if not 0 < len(work.tokens) <= model.max_tokens:
+        return RefuseCode.TOO_LARGE, f"at most {model.max_tokens} tokens"
+    if len(work.keys) < (len(work.tokens) - 1) // model.block_tokens:
+        return RefuseCode.TOO_LARGE, "a key for each full block is missing"
+    return None
+
+
+def crowded(
+    work: PrefillWork, jobs: Sequence[Job], limits: PrefillLimits, pace: Pace
+) -> tuple[RefuseCode, str] | None:
+    """Why this work can't be done soon enough."""
+    queued = [job for job in jobs if job.waits]
+    if len(queued) >= limits.queued or len(jobs) >= limits.jobs:
+        return RefuseCode.BUSY, "the queue is full"
+    tokens = sum(job.left for job in queued)
+    if queued and tokens + len(work.tokens) > limits.queued_tokens:
+        return RefuseCode.BUSY, f"{tokens} tokens are waiting already"
+    ahead = sum(job.left for job in jobs)
+    if pace.seconds(ahead) * 1000 > work.deadline_ms:
+        return RefuseCode.BUSY, "the deadline can't be met"
+    return None
+
+
+def next_chunks(
+    jobs: Iterable[Job], limits: PrefillLimits, *, shared: bool
+) -> tuple[ChunkSpec, ...]:
+    """The chunks of the next step: the first ready job's, and short ones with it."""
+    ready = [job for job in jobs if job.phase is Phase.READY]
+    if not ready:
+        return ()
+    first = ready[0]
+    chunks = [first.chunk(limits.shared_step_tokens if shared else limits.step_tokens)]
+    room = limits.batch_tokens - (chunks[0].end - chunks[0].start)
+    for job in ready[1:]:
+        if job.left > room:
+            break
+        chunks.append(job.chunk(room))
+        room -= job.left
+    return tuple(chunks)

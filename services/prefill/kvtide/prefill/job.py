@@ -1,0 +1,214 @@
+"""One prompt's way through a prefill worker. Pure."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kvtide.bus.messages import (
+    HandoverCopy,
+    HandoverPlan,
+    HandoverSlot,
+    HandoverState,
+    PartSums,
+    PrefillDone,
+    PrefillFailed,
+    PrefillTimes,
+    PrefillWork,
+    PutBlock,
+    PutSlot,
+)
+from kvtide.kv import NodeRef, RequestRef
+from kvtide.prefill.events import ChunkSpec, Filled
+
+
+class Phase(StrEnum):
+    """Where a job stands.
+
+    Those in ``_BUSY`` have an operation of the shell under way.
+    """
+
+    QUEUED = "queued"
+    LOADING = "loading"
+    GRANTING = "granting"
+    READY = "ready"
+    COMPUTING = "computing"
+    COMMITTING = "committing"
+    SETTLED = "settled"
+
+
+_BUSY = frozenset({Phase.LOADING, Phase.GRANTING, Phase.COMPUTING, Phase.COMMITTING})
+_WAITING = frozenset({Phase.QUEUED, Phase.LOADING, Phase.GRANTING, Phase.READY})
+
+
+@dataclass(slots=True)
+class Job:
+    """A prompt that is waiting, being computed, or computed and not yet taken.
+
+    ``end`` is the number of tokens whose KV this worker will make or load, at first all
+    but the last; ``at`` are those that it has. ``dying`` means that what the job holds
+    is let go as soon as the shell's operation under way has ended; ``forgotten``, that
+    the job itself then goes too.
+    """
+
+    ref: RequestRef
+    work: PrefillWork
+    block_tokens: int
+    arrived_s: float
+    end: int
+    at: int = 0
+    reused_tokens: int = 0
+    phase: Phase = Phase.QUEUED
+    opened: bool = False
+    leased: bool = False
+    dying: bool = False
+    forgotten: bool = False
+    taken: bool = False
+    settled_s: float = 0.0
+    started_s: float = 0.0
+    load_ms: float = 0.0
+    compute_ms: float = 0.0
+    plan: HandoverPlan | None = None
+    puts: dict[int, int] = field(default_factory=dict[int, int])
+    parts: list[PartSums] = field(default_factory=list[PartSums])
+    messages: int = 0
+    done: PrefillDone | None = None
+    failed: PrefillFailed | None = None
+
+    @classmethod
+    def of(cls, work: PrefillWork, block_tokens: int, now_s: float) -> "Job":
+        """A new job at the queue's end."""
+        ref = RequestRef(work.request, work.attempt)
+        return cls(ref, work, block_tokens, now_s, len(work.tokens) - 1)
+
+    @property
+    def deadline_s(self) -> float:
+        """When it must be settled."""
+        return self.arrived_s + self.work.deadline_ms / 1000
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that hold its KV, the unfinished last one included."""
+        return -(-self.end // self.block_tokens)
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Room for all its blocks, whole."""
+        return max(1, self.blocks) * self.block_tokens
+
+    @property
+    def busy(self) -> bool:
+        """Whether an operation of the shell on it is under way."""
+        return self.phase in _BUSY
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is in the queue, or waits for its next chunk."""
+        return self.phase in _WAITING
+
+    @property
+    def left(self) -> int:
+        """Tokens still to be computed."""
+        return 0 if self.phase is Phase.SETTLED else self.end - self.at
+
+    def fill(self, block: int) -> int:
+        """Tokens of its KV that lie in block number ``block``."""
+        return min(self.block_tokens, self.end - block * self.block_tokens)
+
+    def loaded(self, blocks: int) -> None:
+        """The first ``blocks`` blocks came from the pool."""
+        self.reused_tokens = self.at = min(blocks * self.block_tokens, self.end)
+
+    @property
+    def first_block(self) -> int:
+        """The first block that is not wholly reused."""
+        return -(-self.reused_tokens // self.block_tokens)
+
+    def wanted(self) -> tuple[PutBlock, ...]:
+        """The blocks to be computed, as the store must be asked for them."""
+        return tuple(
+            PutBlock(
+                self.work.keys[block]
+                if self.fill(block) == self.block_tokens
+                else None,
+                self.fill(block),
+            )
+            for block in range(self.first_block, self.blocks)
+        )
+
+    def granted(self, slots: tuple[PutSlot, ...], me: NodeRef) -> HandoverPlan:
+        """Plan the hand-over with what the store gave.
+
+        The first block that has neither a slot nor a copy ends the work: what can't
+        be handed over is decode's to compute.
+        """
+        planned: list[HandoverSlot] = []
+        copies: list[HandoverCopy] = []
+        first = self.first_block
+        for put, answer in enumerate(slots):
+            block = first + put
+            if answer.slot is not None:
+                planned.append(HandoverSlot(block, self.fill(block), answer.slot))
+                self.puts[block] = put
+            elif answer.existing is not None:
+                copies.append(HandoverCopy(block, answer.existing))
+            else:
+                break
+        served = planned[-1].block + 1 if planned else first
+        self.end = min(self.end, max(served * self.block_tokens, self.at))
+        self.plan = HandoverPlan(
+            request=self.ref.request,
+            attempt=self.ref.attempt,
+            prefill=me,
+            first_block=first,
+            slots=tuple(planned),
+            copies=tuple(copies),
+        )
+        return self.plan
+
+    def chunk(self, tokens: int) -> ChunkSpec:
+        """The next chunk, of at most ``tokens``."""
+        end = min(self.end, self.at + tokens)
+        size = self.block_tokens
+        filled = tuple(
+            Filled(block, self.fill(block), self.puts[block])
+            for block in range(self.at // size, -(-end // size))
+            if block in self.puts and block * size + self.fill(block) <= end
+        )
+        return ChunkSpec(self.ref, self.at, end, filled)
+
+    def finish(self, me: NodeRef) -> PrefillDone:
+        """All is computed and committed."""
+        queue_ms = (self.started_s - self.arrived_s) * 1000
+        self.done = PrefillDone(
+            request=self.ref.request,
+            attempt=self.ref.attempt,
+            prefill=me,
+            reused_tokens=self.reused_tokens,
+            computed_tokens=self.at - self.reused_tokens,
+            messages=self.messages,
+            times=PrefillTimes(
+                queue_ms=queue_ms, load_ms=self.load_ms, compute_ms=self.compute_ms
+            ),
+        )
+        return self.done
+
+    def fail(self, me: NodeRef, code: str, reason: str) -> PrefillFailed:
+        """The job ends without its KV."""
+        self.failed = PrefillFailed(
+            request=self.ref.request,
+            attempt=self.ref.attempt,
+            prefill=me,
+            code=code,
+            reason=reason,
+        )
+        return self.failed
+
+    def state(self) -> HandoverState:
+        """All that was said so far."""
+        return HandoverState(
+            request=self.ref.request,
+            attempt=self.ref.attempt,
+            plan=self.plan,
+            parts=tuple(self.parts),
+            done=self.done,
+            failed=self.failed,
+        )

@@ -1,0 +1,463 @@
+"""The prefill machine: order, exactly one end, and nothing held afterwards."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from kvtide.bus.messages import (
+    Ack,
+    Cancel,
+    Failure,
+    HandoverPlan,
+    HandoverPull,
+    HandoverState,
+    HandoverTaken,
+    Owned,
+    PartsReady,
+    PartSums,
+    PrefillDone,
+    PrefillFailed,
+    PrefillWork,
+    PutSlot,
+    RefuseCode,
+    WorkAccepted,
+    WorkRefused,
+)
+from kvtide.kv import (
+    BlockKey,
+    Located,
+    NodeId,
+    NodeRef,
+    RequestId,
+    RequestRef,
+    SlotRef,
+    TenantId,
+    Tier,
+)
+from kvtide.prefill import events
+from kvtide.prefill.limits import PrefillLimits
+from kvtide.prefill.queue import PrefillMachine
+
+ME = NodeRef(NodeId("p"), 1)
+GATEWAY = NodeRef(NodeId("g"), 1)
+DECODE = NodeRef(NodeId("d"), 1)
+BLOCK = 16
+LAYERS = 2
+LIMITS = PrefillLimits(
+    queued=4, jobs=8, step_tokens=64, shared_step_tokens=24, batch_tokens=20
+)
+
+
+def slot(number: int) -> SlotRef:
+    return SlotRef(NodeId("s"), 1, Tier.DRAM, 0, number * 100, 100, 1)
+
+
+def work(name: str, tokens: int, *, attempt: int = 1, reuse: int = 0) -> PrefillWork:
+    keys = tuple(BlockKey(bytes([i]) * 16) for i in range(tokens // BLOCK))
+    return PrefillWork(
+        request=RequestId(name),
+        attempt=attempt,
+        gateway=GATEWAY,
+        tenant=TenantId("t"),
+        salt="",
+        model="m",
+        tokens=tuple(range(tokens)),
+        keys=keys,
+        reuse=tuple(Located(key, slot(i), i) for i, key in enumerate(keys[:reuse])),
+        decode=DECODE,
+        deadline_ms=60_000,
+    )
+
+
+class Shell:
+    """Carries out commands as a test says, and checks that each one is allowed."""
+
+    def __init__(self, limits: PrefillLimits = LIMITS) -> None:
+        self.machine = PrefillMachine(ME, limits)
+        self.now_s = 0.0
+        self.opened: set[RequestRef] = set()
+        self.leased: set[RequestRef] = set()
+        self.under_way: dict[RequestRef, events.Command] = {}
+        self.step: events.Step | None = None
+        self.replies: list[object] = []
+        self.said: list[object] = []
+        self.ends: Counter[RequestRef] = Counter()
+        self.tell(events.ModelLoaded("m", 1000, BLOCK))
+        self.tell(events.StoreAttached(attached=True))
+
+    def tell(self, event: events.Event) -> None:
+        for command in self.machine.handle(event, self.now_s):
+            self._do(command)
+
+    def _do(self, command: events.Command) -> None:
+        match command:
+            case events.Reply(message):
+                self.replies.append(message)
+            case events.ToDecode(_, message):
+                self.said.append(message)
+            case events.ToGateway(_, message):
+                assert isinstance(message, PrefillDone | PrefillFailed)
+                self.ends[RequestRef(message.request, message.attempt)] += 1
+            case events.Open(_, ref, capacity):
+                assert ref not in self.opened
+                assert capacity % BLOCK == 0
+                self.opened.add(ref)
+            case events.Load(ref) | events.Begin(ref) | events.Commit(ref):
+                assert ref in self.opened
+                assert ref not in self.under_way
+                if isinstance(command, events.Begin):
+                    assert ref not in self.leased
+                    self.leased.add(ref)
+                self.under_way[ref] = command
+            case _:
+                self._do_held(command)
+
+    def _do_held(self, command: events.Command) -> None:
+        match command:
+            case events.Step(_, chunks):
+                assert self.step is None
+                assert {chunk.ref for chunk in chunks} <= self.opened
+                assert not {chunk.ref for chunk in chunks} & set(self.under_way)
+                self.step = command
+            case events.Abort(number):
+                assert self.step is not None
+                assert self.step.step == number
+            case events.Release(ref):
+                assert not self.uses(ref)
+                self.leased.remove(ref)
+            case events.Free(ref):
+                assert not self.uses(ref)
+                self.opened.remove(ref)
+            case _:
+                raise AssertionError(command)
+
+    def uses(self, ref: RequestRef) -> bool:
+        stepping = self.step is not None and ref in {
+            chunk.ref for chunk in self.step.chunks
+        }
+        return stepping or ref in self.under_way
+
+    def finish(self, ref: RequestRef, *, short: int = 0) -> None:
+        """End the operation of ``ref``: ``short`` blocks less than was wanted."""
+        match self.under_way.pop(ref):
+            case events.Load(_, copies):
+                self.tell(events.Loaded(ref, max(0, len(copies) - short), 1000, 2.0))
+            case events.Begin(_, blocks):
+                slots = [PutSlot(slot(i)) for i in range(len(blocks))]
+                kept = max(0, len(slots) - short)
+                none = [PutSlot(None)] * (len(slots) - kept)
+                self.tell(events.SlotsGranted(ref, (*slots[:kept], *none)))
+            case events.Commit():
+                self.tell(events.Committed(ref))
+            case _:
+                raise AssertionError
+
+    def run_step(
+        self, outcome: events.StepOutcome = events.StepOutcome.DONE
+    ) -> events.Step:
+        step = self.step
+        assert step is not None
+        for layer in range(LAYERS):
+            for chunk in step.chunks:
+                if chunk.filled:
+                    parts = tuple(
+                        PartSums(filled.block, layer, 1, 2) for filled in chunk.filled
+                    )
+                    self.tell(events.PartsWritten(chunk.ref, parts))
+        self.step = None
+        self.tell(events.StepEnded(step.step, outcome, 10.0))
+        return step
+
+    def run(self) -> None:
+        """Carry everything out until nothing is under way."""
+        for _ in range(1000):
+            if self.under_way:
+                self.finish(next(iter(self.under_way)))
+            elif self.step is not None:
+                self.run_step()
+            else:
+                return
+        raise AssertionError("it never ends")
+
+    def of(self, kind: type) -> list[object]:
+        return [message for message in self.said if isinstance(message, kind)]
+
+
+def ref(name: str, attempt: int = 1) -> RequestRef:
+    return RequestRef(RequestId(name), attempt)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 16, 17, 18, 33, 64, 65, 130])
+@pytest.mark.parametrize("reuse", [0, 1, 2, 8])
+def test_every_token_but_the_last_is_loaded_or_computed_once(
+    tokens: int, reuse: int
+) -> None:
+    shell = Shell()
+    shell.tell(events.WorkArrived(work("a", tokens, reuse=reuse)))
+    shell.run()
+    (done,) = shell.of(PrefillDone)
+    assert isinstance(done, PrefillDone)
+    assert done.reused_tokens + done.computed_tokens == tokens - 1
+    assert done.reused_tokens == min(min(reuse, tokens // BLOCK) * BLOCK, tokens - 1)
+    (plan,) = shell.of(HandoverPlan)
+    assert isinstance(plan, HandoverPlan)
+    planned = sum(one.tokens for one in plan.slots)
+    assert planned == done.computed_tokens
+    parts = [
+        (one.block, one.layer)
+        for ready in shell.of(PartsReady)
+        if isinstance(ready, PartsReady)
+        for one in ready.parts
+    ]
+    expected = {(one.block, layer) for one in plan.slots for layer in range(LAYERS)}
+    assert set(parts) == expected
+    assert len(parts) == len(expected)
+    assert done.messages == len(shell.of(PartsReady))
+    shell.tell(events.TakenArrived(HandoverTaken(request=RequestId("a"), attempt=1)))
+    assert (shell.opened, shell.leased, shell.machine.jobs) == (set(), set(), 0)
+
+
+def test_a_miss_in_the_reused_prefix_is_computed_and_said_truly() -> None:
+    shell = Shell()
+    shell.tell(events.WorkArrived(work("a", 50, reuse=3)))
+    shell.finish(ref("a"), short=2)
+    shell.run()
+    (done,) = shell.of(PrefillDone)
+    assert isinstance(done, PrefillDone)
+    assert (done.reused_tokens, done.computed_tokens) == (16, 33)
+
+
+def test_a_full_store_ends_the_work_at_the_first_block_without_room() -> None:
+    shell = Shell()
+    shell.tell(events.WorkArrived(work("a", 65)))
+    shell.finish(ref("a"), short=1)
+    shell.run()
+    (done,) = shell.of(PrefillDone)
+    assert isinstance(done, PrefillDone)
+    assert done.computed_tokens == 48
+
+
+def test_no_room_at_all_is_a_failure_before_any_computing() -> None:
+    shell = Shell()
+    shell.tell(events.WorkArrived(work("a", 65)))
+    shell.finish(ref("a"), short=9)
+    (failed,) = shell.of(PrefillFailed)
+    assert isinstance(failed, PrefillFailed)
+    assert failed.code == "no_slots"
+    assert shell.step is None
+    assert (shell.opened, shell.leased) == (set(), set())
+
+
+def test_first_come_first_served_in_chunks_shorter_when_shared() -> None:
+    shell = Shell()
+    shell.tell(events.WorkArrived(work("a", 101)))
+    shell.tell(events.WorkArrived(work("b", 31)))
+    shell.finish(ref("a"))
+    shell.finish(ref("b"))
+    first = shell.run_step()
+    assert [(one.ref.request, one.start, one.end) for one in first.chunks] == [
+        ("a", 0, 64)
+    ]
+    shell.tell(events.EngineShared(shared=True))
+    second = shell.run_step()
+    assert [(one.start, one.end) for one in second.chunks] == [(64, 100)]
+    third = shell.run_step()
+    assert [(one.ref.request, one.start, one.end) for one in third.chunks] == [
+        ("b", 0, 24)
+    ]
+
+
+def test_short_prompts_share_a_step() -> None:
+    shell = Shell()
+    for name in "ab":
+        shell.tell(events.WorkArrived(work(name, 9)))
+    assert len(shell.under_way) == 2
+    # the first one ready does not wait for the second
+    shell.finish(ref("a"))
+    assert shell.step is not None
+    assert len(shell.step.chunks) == 1
+    shell.finish(ref("b"))
+    shell.tell(events.WorkArrived(work("c", 9)))
+    shell.finish(ref("c"))
+    shell.run_step()
+    assert shell.step is not None
+    assert [chunk.ref for chunk in shell.step.chunks] == [ref("b"), ref("c")]
+
+
+def test_cancel_in_a_step_aborts_it_and_frees_when_it_has_ended() -> None:
+    shell = Shell()
+    shell.tell(events.WorkArrived(work("a", 65)))
+    shell.finish(ref("a"))
+    cancel = Cancel(request=RequestId("a"), attempt=1, reason="client left")
+    shell.tell(events.CancelArrived(cancel))
+    assert isinstance(shell.replies[-1], Ack)
+    assert shell.leased == {ref("a")}
+    shell.run_step(events.StepOutcome.ABORTED)
+    assert (shell.opened, shell.leased, shell.machine.jobs) == (set(), set(), 0)
+    assert shell.ends[ref("a")] == 0
+
+
+def test_cancel_before_work_wins() -> None:
+    shell = Shell()
+    cancel = Cancel(request=RequestId("a"), attempt=1, reason="")
+    shell.tell(events.CancelArrived(cancel))
+    shell.tell(events.WorkArrived(work("a", 20)))
+    refused = shell.replies[-1]
+    assert isinstance(refused, WorkRefused)
+    assert refused.code is RefuseCode.CANCELLED
+    shell.tell(events.WorkArrived(work("a", 20, attempt=2)))
+    assert isinstance(shell.replies[-1], WorkAccepted)
+
+
+def test_a_repeat_is_accepted_again_and_done_once() -> None:
+    shell = Shell()
+    for _ in range(2):
+        shell.tell(events.WorkArrived(work("a", 20)))
+        assert isinstance(shell.replies[-1], WorkAccepted)
+    shell.run()
+    assert shell.ends[ref("a")] == 1
+
+
+def test_a_newer_attempt_takes_the_older_ones_place() -> None:
+    shell = Shell()
+    shell.tell(events.WorkArrived(work("a", 20)))
+    shell.tell(events.WorkArrived(work("a", 20, attempt=2)))
+    shell.run()
+    assert (shell.ends[ref("a", 1)], shell.ends[ref("a", 2)]) == (0, 1)
+    assert shell.leased == {ref("a", 2)}
+
+
+def test_full_queue_and_hopeless_deadline_are_refused() -> None:
+    shell = Shell()
+    for name in "abcdef":
+        shell.tell(events.WorkArrived(work(name, 200)))
+    assert isinstance(shell.replies[3], WorkAccepted)
+    refused = shell.replies[-1]
+    assert isinstance(refused, WorkRefused)
+    assert refused.code is RefuseCode.BUSY
+
+
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [
+        (events.Drain(), RefuseCode.DRAINING),
+        (events.StoreAttached(attached=False), RefuseCode.NO_STORE),
+        (events.ModelLoaded("other", 1000, BLOCK), RefuseCode.UNKNOWN_MODEL),
+        (events.ModelLoaded("m", 10, BLOCK), RefuseCode.TOO_LARGE),
+    ],
+)
+def test_unfit_work_is_refused_with_the_reason(
+    event: events.Event, code: RefuseCode
+) -> None:
+    shell = Shell()
+    shell.tell(event)
+    shell.tell(events.WorkArrived(work("a", 20)))
+    refused = shell.replies[-1]
+    assert isinstance(refused, WorkRefused)
+    assert refused.code is code
+
+
+def test_pull_tells_all_that_was_said() -> None:
+    shell = Shell()
+    pull = events.PullArrived(HandoverPull(request=RequestId("a"), attempt=1))
+    shell.tell(pull)
+    assert isinstance(shell.replies[-1], Failure)
+    shell.tell(events.WorkArrived(work("a", 40)))
+    shell.run()
+    shell.tell(pull)
+    state = shell.replies[-1]
+    assert isinstance(state, HandoverState)
+    assert state.done is not None
+    assert state.plan is not None
+    assert len(state.parts) == 3 * LAYERS
+
+
+def test_owner_list_and_gone_nodes_free() -> None:
+    for event in (
+        events.MemberGone(GATEWAY),
+        events.MemberGone(DECODE),
+        events.OwnedArrived(Owned(owner=GATEWAY, seq=2, requests=())),
+    ):
+        shell = Shell()
+        shell.tell(events.WorkArrived(work("a", 40)))
+        shell.run()
+        shell.tell(events.OwnedArrived(Owned(owner=GATEWAY, seq=1, requests=())))
+        assert shell.leased == {ref("a")}
+        shell.tell(event)
+        assert (shell.leased, shell.machine.jobs) == (set(), 0)
+
+
+def test_a_fence_drops_all_without_a_word() -> None:
+    shell = Shell()
+    shell.tell(events.WorkArrived(work("a", 65)))
+    shell.tell(events.WorkArrived(work("b", 65)))
+    shell.finish(ref("a"))
+    said = len(shell.said)
+    shell.tell(events.Fenced(NodeRef(ME.node, 2)))
+    shell.run_step(events.StepOutcome.ABORTED)
+    shell.run()
+    assert len(shell.said) == said
+    assert (shell.opened, shell.machine.jobs) == (set(), 0)
+    assert not shell.ends
+
+
+def test_deadline_fails_once() -> None:
+    shell = Shell()
+    shell.tell(events.WorkArrived(work("a", 65)))
+    shell.now_s = 61
+    shell.tell(events.Tick())
+    shell.tell(events.Tick())
+    shell.run()
+    assert shell.ends[ref("a")] == 1
+    assert (shell.opened, shell.leased) == (set(), set())
+
+
+ACTIONS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), max_size=80)
+
+
+@settings(max_examples=300, deadline=None)
+@given(ACTIONS)
+def test_whatever_happens_each_job_ends_once_and_nothing_stays_held(
+    actions: list[tuple[int, int]],
+) -> None:
+    shell = Shell()
+    for action, number in actions:
+        shell.now_s += 0.5
+        name, attempt = "abc"[number % 3], 1 + number // 3
+        if action <= 1:
+            job = work(name, 1 + number * 13, attempt=attempt, reuse=number % 3)
+            shell.tell(events.WorkArrived(job))
+        elif action <= 4 and shell.under_way:
+            refs = sorted(shell.under_way, key=lambda one: (one.request, one.attempt))
+            shell.finish(refs[number % len(refs)], short=max(0, number - 3))
+        elif action <= 6 and shell.step is not None:
+            shell.run_step(list(events.StepOutcome)[max(0, number - 3)])
+        else:
+            _disturb(shell, action, number, ref(name, attempt))
+        load = shell.machine.load()
+        assert load.queued <= LIMITS.queued + LIMITS.prepare_ahead
+    shell.run()
+    assert all(count == 1 for count in shell.ends.values())
+    for node in (GATEWAY, NodeRef(GATEWAY.node, 9)):
+        shell.tell(events.MemberGone(node))
+    shell.run()
+    assert (shell.opened, shell.leased, shell.machine.jobs) == (set(), set(), 0)
+    assert shell.machine.idle
+
+
+def _disturb(shell: Shell, action: int, number: int, about: RequestRef) -> None:
+    if action == 7:
+        cancel = Cancel(request=about.request, attempt=about.attempt, reason="")
+        shell.tell(events.CancelArrived(cancel))
+    elif action == 8:
+        taken = HandoverTaken(request=about.request, attempt=about.attempt)
+        shell.tell(events.TakenArrived(taken))
+    elif number == 0:
+        shell.tell(events.StoreAttached(attached=False))
+        shell.tell(events.StoreAttached(attached=True))
+    elif number == 1:
+        shell.leased = set()  # the store takes them back by itself
+        shell.tell(events.Fenced(NodeRef(ME.node, 2 + int(shell.now_s))))
+    else:
+        shell.tell(events.Tick())
