@@ -7,7 +7,7 @@ per hop.
 
 from kvtide.bus.beater import NodeTimes, TaskBeater, ThreadBeater
 from kvtide.bus.codec import PROTOCOL, Codec, DropReason, decode_plain
-from kvtide.bus.core import LinkedBus, LinkedSubscription
+from kvtide.bus.core import LinkedBus
 from kvtide.bus.errors import (
     BusClosed,
     BusError,
@@ -23,8 +23,11 @@ from kvtide.bus.interface import Bus, Handler, Incoming, Later, Lost, Subscripti
 from kvtide.bus.limits import BusLimits
 from kvtide.bus.memory import MemoryBus, MemoryHub
 from kvtide.bus.metrics import BusMetrics
+from kvtide.bus.nats_bus import NatsBus
+from kvtide.bus.nats_link import NatsLink
 from kvtide.bus.network import FaultyNetwork, NetworkFaults, PerfectNetwork
 from kvtide.bus.node import Node
+from kvtide.bus.opening import open_node
 from kvtide.bus.roster import (
     Changed,
     Gone,
@@ -38,6 +41,7 @@ from kvtide.bus.roster import (
 )
 from kvtide.bus.secret import load_secret
 from kvtide.bus.subjects import HOPS, Hop, Subjects
+from kvtide.bus.subscription import LinkedSubscription
 
 __all__ = [
     "HOPS",
@@ -69,6 +73,8 @@ __all__ = [
     "Member",
     "MemoryBus",
     "MemoryHub",
+    "NatsBus",
+    "NatsLink",
     "NetworkFaults",
     "NoResponder",
     "Node",
@@ -85,4 +91,5 @@ __all__ = [
     "WireError",
     "decode_plain",
     "load_secret",
+    "open_node",
 ]

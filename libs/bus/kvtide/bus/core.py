@@ -1,7 +1,6 @@
 """A bus over any link: envelopes, requests, ordered handlers, and what is dropped."""
 
 import asyncio
-import contextlib
 import secrets
 from collections.abc import Callable
 from types import TracebackType
@@ -12,7 +11,7 @@ import structlog
 from kvtide.bus.beater import Beater
 from kvtide.bus.blobs import BlobShelf, fetch
 from kvtide.bus.codec import BlobRef, Codec, DropReason, Opened
-from kvtide.bus.delivery import Delivery, Mailbox
+from kvtide.bus.delivery import Delivery
 from kvtide.bus.errors import (
     BusClosed,
     BusError,
@@ -24,10 +23,11 @@ from kvtide.bus.errors import (
 from kvtide.bus.identity import Identity
 from kvtide.bus.interface import Handler, Incoming, Later, Lost
 from kvtide.bus.limits import BusLimits
-from kvtide.bus.link import Link, LinkEvents, Unlisten
+from kvtide.bus.link import Link, LinkEvents
 from kvtide.bus.messages import AnyMessage, Failure, Message
 from kvtide.bus.metrics import BusMetrics
 from kvtide.bus.subjects import Subjects
+from kvtide.bus.subscription import LinkedSubscription
 from kvtide.bus.trace import TRACE, trace_of
 from kvtide.kv import NodeRef
 from kvtide.runtime import Clock, LimitError, TaskScope
@@ -142,6 +142,8 @@ class LinkedBus:
         self, subject: str, message: Message, *, timeout_s: float
     ) -> AnyMessage:
         """See ``Bus.request``."""
+        if self._closed:
+            raise BusClosed("the bus was closed")
         if len(self._replies) >= self._limits.pending_requests:
             raise LimitError(
                 f"{len(self._replies)} requests wait for a reply",
@@ -177,7 +179,7 @@ class LinkedBus:
         *,
         limit: int = 4096,
         on_lost: Lost | None = None,
-    ) -> "LinkedSubscription":
+    ) -> LinkedSubscription:
         """See ``Bus.subscribe``."""
         if self._closed:
             raise BusClosed("the bus was closed")
@@ -366,87 +368,15 @@ class LinkedBus:
     def _failed(self, error: BaseException) -> None:
         log.error("bus task failed", exc_info=error)
 
-    def forget(self, subscription: "LinkedSubscription") -> None:
+    def forget(self, subscription: LinkedSubscription) -> None:
         """The subscription is closed; called by itself."""
         self._subscriptions.discard(subscription)
 
-    def slow(self, subscription: "LinkedSubscription", count: int) -> None:
+    def slow(self, subscription: LinkedSubscription, count: int) -> None:
         """A subscription had no room; called by itself."""
         self._drop(DropReason.FULL, count)
         if subscription.lost == count:
             log.warning("slow consumer", subject=subscription.subject, lost=count)
-
-
-class LinkedSubscription:
-    """See ``Subscription``. Made by a bus."""
-
-    def __init__(
-        self,
-        bus: LinkedBus,
-        subject: str,
-        handler: Handler,
-        limit: int,
-        on_lost: Lost | None,
-    ) -> None:
-        """Made by ``LinkedBus.subscribe``."""
-        self._bus = bus
-        self._subject = subject
-        self._handler = handler
-        self._on_lost = on_lost
-        self._mailbox = Mailbox(
-            limit=limit, limit_bytes=bus.waiting_bytes, on_full=self._full
-        )
-        self._unlisten: Unlisten | None = None
-        self._runner: asyncio.Task[None] | None = None
-
-    @property
-    def subject(self) -> str:
-        """See ``Subscription.subject``."""
-        return self._subject
-
-    @property
-    def lost(self) -> int:
-        """See ``Subscription.lost``."""
-        return self._mailbox.lost
-
-    @property
-    def waiting(self) -> int:
-        """See ``Subscription.waiting``."""
-        return len(self._mailbox)
-
-    async def open(self, link: Link, tasks: TaskScope) -> None:
-        """Begin; called by the bus."""
-        self._runner = tasks.spawn(
-            self._mailbox.run(self._work), name=f"bus {self._subject}"
-        )
-        self._unlisten = await link.listen(
-            self._subject, self._mailbox.offer, self._mailbox.drop
-        )
-
-    async def close(self) -> None:
-        """See ``Subscription.close``."""
-        self._bus.forget(self)
-        unlisten, self._unlisten = self._unlisten, None
-        runner, self._runner = self._runner, None
-        if unlisten is not None:
-            await unlisten()
-        if runner is not None and runner is not asyncio.current_task():
-            runner.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait({runner})
-
-    def resync(self) -> None:
-        """The connection was away: say that anything may be missing."""
-        if self._on_lost is not None:
-            self._on_lost(0)
-
-    async def _work(self, delivery: Delivery) -> None:
-        await self._bus.handle(self._handler, delivery)
-
-    def _full(self, count: int) -> None:
-        self._bus.slow(self, count)
-        if self._on_lost is not None:
-            self._on_lost(count)
 
 
 def tag_of(message: Message) -> str:

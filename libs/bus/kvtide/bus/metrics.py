@@ -9,6 +9,7 @@ class BusMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         """Register; without a registry, count in a private one."""
         registry = registry if registry is not None else CollectorRegistry()
+        self.registry = registry
         self.sent = Counter(
             "kvtide_bus_sent_total", "Messages sent", ["type"], registry=registry
         )

@@ -1,0 +1,211 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+"""The typed façade around nats-py: one connection, for one life of it.
+
+nats-py's own reconnecting is not used: it would replay what was written before the
+connection broke, and it gives up for ever at some of the server's errors. A connection
+that is lost is closed; ``NatsLink`` makes a new one.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import Error, SlowConsumerError
+
+from kvtide.bus.delivery import Deliver, Delivery
+from kvtide.bus.errors import Disconnected
+from kvtide.bus.limits import BusLimits
+from kvtide.runtime import ConfigError
+
+_NO_RESPONDERS = "503"
+_RETRY_S = 0.05
+_SCHEMES = ("nats", "tls", "ws", "wss")
+_PENDING_COUNT = 65_536
+
+
+def shown_url(url: str) -> str:
+    """The URL without user and password, for logs."""
+    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{parts.hostname}{port}"
+
+
+def check_url(url: str) -> None:
+    """Refuse what can't be an address of a NATS server.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        shown = shown_url(url)
+        parts = urlsplit(shown)
+    except ValueError as error:
+        raise ConfigError(f"a NATS URL can't be read: {error}", key="nats") from error
+    if parts.scheme not in _SCHEMES or not parts.hostname:
+        raise ConfigError(
+            f"{shown} is no URL of a NATS server: write nats://HOST:PORT", key="nats"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Interest:
+    """A subscription of one connection."""
+
+    subscription: Subscription
+
+    async def end(self) -> None:
+        """Hear no more; harmless when the connection is gone."""
+        with contextlib.suppress(Error, OSError):
+            await self.subscription.unsubscribe()
+
+
+class NatsConnection:
+    """One connection. Made by ``dial``; once lost it never comes back."""
+
+    def __init__(self, url: str, name: str, limits: BusLimits) -> None:
+        """Not connected yet."""
+        self._url = url
+        self._name = name
+        self._limits = limits
+        self._client = Client()
+        self._lost = asyncio.Event()
+        self._dropped: dict[int, Callable[[int], None]] = {}
+        self.last_error = ""
+
+    @classmethod
+    async def dial(cls, url: str, name: str, limits: BusLimits) -> "NatsConnection":
+        """Connect to the server at ``url``.
+
+        Raises:
+            Disconnected: nobody answers there, or it does not let us in.
+        """
+        connection = cls(url, name, limits)
+        try:
+            async with asyncio.timeout(limits.connect_timeout_s):
+                await connection._connect()
+        except (Error, OSError, TimeoutError, ValueError) as error:
+            await connection.close()
+            why = connection.last_error or str(error) or type(error).__name__
+            raise Disconnected(f"NATS at {shown_url(url)}: {why}") from error
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    @property
+    def connected(self) -> bool:
+        """Whether it still is."""
+        return self._client.is_connected and not self._lost.is_set()
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """What the server said."""
+        return self._client.max_payload
+
+    async def publish(self, subject: str, data: bytes, reply: str) -> None:
+        """Send.
+
+        Raises:
+            Disconnected: it is lost, or the socket takes nothing.
+        """
+        if self._client.pending_data_size > self._limits.unsent_bytes:
+            raise Disconnected("the NATS server does not take what is sent")
+        try:
+            await self._client.publish(subject, data, reply=reply)
+        except (Error, OSError) as error:
+            if not self._client.is_connected:
+                self._lost.set()
+            raise Disconnected(f"not sent: {error or type(error).__name__}") from error
+
+    async def subscribe(
+        self, subject: str, deliver: Deliver, on_dropped: Callable[[int], None]
+    ) -> Interest:
+        """Hear of ``subject``; when this returns the server knows.
+
+        Raises:
+            Disconnected: it is lost.
+        """
+
+        async def heard(message: Msg) -> None:
+            headers = message.headers or {}
+            nobody = not message.data and headers.get("Status") == _NO_RESPONDERS
+            deliver(
+                Delivery(message.subject, message.data, message.reply or "", nobody)
+            )
+
+        try:
+            subscription = await self._client.subscribe(
+                subject,
+                cb=heard,
+                pending_msgs_limit=_PENDING_COUNT,
+                pending_bytes_limit=self._limits.waiting_bytes,
+            )
+            self._dropped[id(subscription)] = on_dropped
+            timeout_s = int(self._limits.connect_timeout_s)
+            # nats-py's ping overtakes what its flusher has yet to write: the first
+            # round trip lets the flusher run, the second one is behind the SUB
+            await self._client.flush(timeout=timeout_s)
+            await self._client.flush(timeout=timeout_s)
+        except (Error, OSError) as error:
+            raise Disconnected(f"not subscribed: {error}") from error
+        return Interest(subscription)
+
+    def release(self, interest: Interest) -> None:
+        """Forget whom to tell of that interest's drops."""
+        self._dropped.pop(id(interest.subscription), None)
+
+    async def wait_lost(self, check_s: float) -> None:
+        """Return when the connection is gone, whether nats-py says so or not."""
+        while self.connected:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(check_s):
+                    await self._lost.wait()
+
+    async def drain(self) -> None:
+        """Send what is on its way, then close."""
+        if self.connected:
+            with contextlib.suppress(Error, OSError, TimeoutError):
+                async with asyncio.timeout(self._limits.drain_timeout_s):
+                    await self._client.drain()
+        await self.close()
+
+    async def close(self) -> None:
+        """Close at once. Idempotent."""
+        # nats-py may trip over a half-open transport; nothing is left to save then
+        with contextlib.suppress(Exception):
+            await self._client.close()
+
+    async def _connect(self) -> None:
+        limits = self._limits
+        await self._client.connect(
+            servers=[self._url],
+            name=self._name,
+            error_cb=self._errored,
+            closed_cb=self._closed,
+            disconnected_cb=self._closed,
+            allow_reconnect=False,
+            max_reconnect_attempts=1,
+            reconnect_time_wait=_RETRY_S,  # pyright: ignore[reportArgumentType]
+            connect_timeout=int(limits.connect_timeout_s),
+            ping_interval=limits.ping_s,  # pyright: ignore[reportArgumentType]
+            drain_timeout=int(limits.drain_timeout_s),
+            # no buffer: what can't be sent now is not sent
+            pending_size=0,
+        )
+
+    async def _closed(self) -> None:
+        self._lost.set()
+
+    async def _errored(self, error: Exception) -> None:
+        if isinstance(error, SlowConsumerError):
+            tell = self._dropped.get(id(error.sub))
+            if tell is not None:
+                tell(1)
+            return
+        self.last_error = str(error) or type(error).__name__

@@ -1,0 +1,92 @@
+"""Builds a real node out of a role's settings."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from kvtide.bus.beater import NodeTimes
+from kvtide.bus.identity import Identity
+from kvtide.bus.limits import BusLimits
+from kvtide.bus.metrics import BusMetrics
+from kvtide.bus.nats_bus import NatsBus
+from kvtide.bus.node import Node
+from kvtide.bus.secret import load_secret
+from kvtide.kv import NodeId, Role
+from kvtide.runtime import Clock, ConfigError
+from kvtide.runtime.settings import RoleSettings
+from kvtide.transfer import Endpoint
+
+log = structlog.get_logger("kvtide.bus")
+
+
+@asynccontextmanager
+async def open_node(
+    settings: RoleSettings,
+    roles: Sequence[Role],
+    *,
+    clock: Clock,
+    registry: CollectorRegistry,
+    limits: BusLimits | None = None,
+    times: NodeTimes | None = None,
+) -> AsyncGenerator[Node]:
+    """A node that others see: secret, identity, transfer endpoint, NATS, beats.
+
+    Waits for the NATS server for as long as it takes. ``settings.node`` must be set.
+
+    Raises:
+        ConfigError: the secret, the node's name or the transfer port can't be used.
+        EpochError: the state folder can't be written.
+    """
+    if not settings.node:
+        raise ConfigError("this node has no name", key="node")
+    node = NodeId(settings.node)
+    state_dir = settings.state_dir.expanduser()
+    secret = load_secret(settings.secret_file or state_dir / "secret")
+    identity = Identity.open(node, state_dir, clock)
+    endpoint = Endpoint(
+        node=node,
+        epoch=identity.current.epoch,
+        secret=secret,
+        clock=clock,
+        listen_host=settings.listen,
+        port=settings.transfer_port,
+        advertise_host=settings.advertise or None,
+        shm_dir=settings.shm_dir,
+    )
+    try:
+        await endpoint.start()
+    except OSError as error:
+        raise ConfigError(
+            f"the transfer port {settings.listen}:{settings.transfer_port} can't be "
+            f"opened: {error.strerror or error}",
+            key="transfer_port",
+        ) from error
+    try:
+        bus = await NatsBus.open(
+            settings.nats,
+            identity,
+            cluster=settings.cluster,
+            clock=clock,
+            endpoint=endpoint,
+            limits=limits,
+            metrics=BusMetrics(registry),
+        )
+        async with (
+            bus,
+            Node(
+                roles=tuple(roles),
+                bus=bus,
+                identity=identity,
+                clock=clock,
+                secret=secret,
+                endpoint=endpoint,
+                times=times,
+                host=endpoint.address.shm_host,
+            ) as opened,
+        ):
+            log.info("node open", node=node, epoch=identity.current.epoch)
+            yield opened
+    finally:
+        await endpoint.close()
