@@ -82,7 +82,7 @@ def ask(client: httpx.Client, model: str, prompt: str) -> Reply:
     start_s = time.perf_counter()
     ttft_s = 0.0
     with client.stream("POST", "/v1/completions", json=body) as response:
-        if response.status_code != httpx.codes.OK:
+        if not response.is_success:
             raise SystemExit(f"{response.status_code}: {response.read().decode()}")
         for line in response.iter_lines():
             if not line.startswith("data: ") or line == "data: [DONE]":

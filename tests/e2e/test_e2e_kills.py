@@ -1,0 +1,143 @@
+"""Each role is killed once under load: nothing hangs, the rest serves on, all is freed."""
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+import pytest
+from tests.e2e.oracle.prompts import text_tokens
+from tests.e2e.oracle.reference import Oracle
+from tests.e2e.system import RequestError, System, alive, shared_memory, wait_for
+
+from kvtide.engine.demo import default_cache_dir, ensure_demo_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+REQUEST_LIMIT_S = 90.0
+"""Far above what an answer takes here: a request that takes longer hangs."""
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    state = tmp_path_factory.mktemp("kills") / "state"
+    with System(
+        state,
+        *("--prefill", "2", "--decode", "2", "--conductors", "2"),
+        *("--dram", "512MiB"),
+    ) as running:
+        yield running
+
+
+class Load:
+    """Requests in a few threads until told to stop; a ledger of every one."""
+
+    def __init__(self, system: System, threads: int) -> None:
+        self.answers: list[tuple[Sequence[int], tuple[int, ...]]] = []
+        self.errors: list[RequestError] = []
+        self.slowest_s = 0.0
+        self._system = system
+        self._numbers = itertools.count()
+        self._shared = text_tokens(system.tokenize, 130, 5)
+        self._texts = [
+            text_tokens(system.tokenize, 20 + i % 70, 1000 + 40 * i) for i in range(80)
+        ]
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._run) for _ in range(threads)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(REQUEST_LIMIT_S)
+        assert not any(thread.is_alive() for thread in self._threads), "a request hangs"
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            number = next(self._numbers)
+            prompt = self._shared + self._texts[number % len(self._texts)]
+            start_s = time.monotonic()
+            try:
+                if number % 2:
+                    ids = self._system.stream_ids(prompt, 24, ignore_eos=True)
+                else:
+                    ids = self._system.complete(prompt, 24, ignore_eos=True).ids
+            except RequestError as error:
+                with self._lock:
+                    self.errors.append(error)
+                self._stop.wait(0.3)
+            else:
+                with self._lock:
+                    self.answers.append((prompt, ids))
+            with self._lock:
+                self.slowest_s = max(self.slowest_s, time.monotonic() - start_s)
+
+    def answered_more(self, more: int) -> None:
+        """Wait for ``more`` right answers from now on."""
+        before = len(self.answers)
+        wait_for(
+            lambda: len(self.answers) >= before + more,
+            REQUEST_LIMIT_S,
+            f"{more} more answers after {before}; errors {self.errors[-3:]}",
+        )
+
+
+def test_each_role_is_killed_under_load(system: System) -> None:
+    system.complete(text_tokens(system.tokenize, 40), 4)
+    shm_before = arenas(system)
+    with Load(system, threads=4) as load:
+        load.answered_more(4)
+        for role in ("decode", "prefill", "conductor", "store", "gateway"):
+            name, pid = next(
+                (name, pid)
+                for name, pid in system.processes().items()
+                if name.startswith(role)
+            )
+            os.kill(pid, signal.SIGKILL)
+            wait_for(
+                lambda name=name, pid=pid: system.processes().get(name, pid) != pid,
+                60,
+                f"{name} is started again",
+            )
+            load.answered_more(6)
+    assert load.slowest_s < REQUEST_LIMIT_S
+    # errors are said, never silent, and the system went on answering after each kill
+    for error in load.errors:
+        assert error.status in (0, 500, 502, 503), error
+    oracle = Oracle(ensure_demo_model(default_cache_dir()))
+    for prompt, ids in load.answers:
+        assert len(ids) == 24
+        assert oracle.check(prompt, ids).right, (prompt, ids)
+    wait_for(system.ready, 60, "every role is back")
+    system.wait_idle()
+    assert len(arenas(system)) == len(shm_before)
+
+
+def arenas(system: System) -> list[Path]:
+    """Files in the system's shared memory folder."""
+    return sorted(path for path in system.shm_dir.iterdir() if path.is_file())
+
+
+def test_the_supervisor_is_killed_and_the_next_start_sweeps(tmp_path: Path) -> None:
+    before = shared_memory()
+    state = tmp_path / "state"
+    first = System(state)
+    first.start()
+    pids = first.processes()
+    first.kill_supervisor()
+    first.close()
+    wait_for(
+        lambda: not any(alive(pid) for pid in pids.values()), 20, "its children end"
+    )
+    with System(state) as second:
+        assert second.complete("Once upon a time", 4).completion_tokens == 4
+    assert shared_memory() <= before

@@ -1,0 +1,119 @@
+"""What a client may do wrong, and what it may do while an answer is being made."""
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tests.e2e.oracle.prompts import text_tokens
+from tests.e2e.system import System, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    state = tmp_path_factory.mktemp("requests") / "state"
+    with System(state, "--worker", "1", "--prefill", "0", "--decode", "0") as running:
+        yield running
+
+
+def messages(text: str = "Hello") -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+BAD_CHATS: list[tuple[dict[str, Any], int, str | None]] = [
+    ({"messages": []}, 400, "messages"),
+    ({"messages": "hello"}, 400, "messages"),
+    ({"messages": messages(), "max_tokens": 0}, 400, "max_tokens"),
+    ({"messages": messages(), "max_tokens": 10**9}, 400, "max_tokens"),
+    ({"messages": messages(), "temperature": "hot"}, 400, "temperature"),
+    ({"messages": messages(), "temperature": -1}, 400, "temperature"),
+    ({"messages": messages(), "top_p": 1.5}, 400, "top_p"),
+    ({"messages": messages(), "stop": 7}, 400, "stop"),
+    ({"messages": messages("word " * 20_000)}, 400, "messages"),
+    ({"messages": messages(), "model": "no-such-model"}, 404, "model"),
+    ({"messages": messages(), "model": "../../etc/passwd"}, 404, "model"),
+]
+
+
+@pytest.mark.parametrize(("fields", "status", "param"), BAD_CHATS)
+def test_bad_input_is_named_and_the_next_request_works(
+    system: System, fields: dict[str, Any], status: int, param: str | None
+) -> None:
+    response = system.http.post(
+        "/v1/chat/completions", json={"model": system.model, **fields}
+    )
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) >= {"message", "type", "param", "code"}
+    assert error["param"] == param
+    assert system.chat(messages("Hi"), 2).completion_tokens == 2
+
+
+@pytest.mark.parametrize("body", [b"{", b"", b"null", b"[1]", b"\xff\xfe", b"{}"])
+def test_what_is_no_request_is_refused(system: System, body: bytes) -> None:
+    response = system.http.post(
+        "/v1/completions", content=body, headers={"content-type": "application/json"}
+    )
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["message"]
+
+
+def test_a_body_of_100_mb_is_refused(system: System) -> None:
+    body = json.dumps({"model": system.model, "prompt": "x" * 100_000_000}).encode()
+    with contextlib.suppress(httpx.WriteError):
+        # the gateway may close while we still send; a client that reads gets the 413
+        response = system.http.post("/v1/completions", content=body)
+        assert response.status_code == 413, response.text
+        assert response.json()["error"]["message"]
+    assert system.complete("Hi", 2).completion_tokens == 2
+
+
+def test_the_official_client_reads_answers_and_errors(system: System) -> None:
+    with openai.OpenAI(base_url=f"{system.url}/v1", api_key="none") as client:
+        whole = client.chat.completions.create(
+            model=system.model,
+            messages=[{"role": "user", "content": "Name a colour."}],
+            max_tokens=12,
+            temperature=0,
+        )
+        chunks = client.chat.completions.create(
+            model=system.model,
+            messages=[{"role": "user", "content": "Name a colour."}],
+            max_tokens=12,
+            temperature=0,
+            stream=True,
+        )
+        parts = [c.choices[0].delta.content or "" for c in chunks if c.choices]
+        assert "".join(parts) == whole.choices[0].message.content
+        with pytest.raises(openai.NotFoundError):
+            client.chat.completions.create(
+                model="unknown", messages=[{"role": "user", "content": "Hi"}]
+            )
+
+
+def test_a_client_that_goes_away_frees_everything(system: System) -> None:
+    prompt = text_tokens(system.tokenize, 900, 7)
+    with contextlib.closing(socket.create_connection(("127.0.0.1", system.port))) as s:
+        body = json.dumps(
+            {"model": system.model, "prompt": prompt, "max_tokens": 400, "stream": True}
+        ).encode()
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nhost: kvtide\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        s.sendall(head.encode() + body)
+        wait_for(lambda: bool(system.held()), 30, "the request is running", 0.0)
+    system.wait_idle()
+    steps = steps_of(system)
+    assert system.complete("Hi", 2).completion_tokens == 2
+    assert steps_of(system) > steps
+
+
+def steps_of(system: System) -> int:
+    return sum(node["beat"]["steps"] for node in system.status()["nodes"])
