@@ -1,1 +1,1 @@
-"""TODO."""
+"""The ``kvtide`` command: every role, the supervisor, and eyes to look with."""

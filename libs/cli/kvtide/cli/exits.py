@@ -1,0 +1,36 @@
+"""Exit codes: what a service manager, or the supervisor, may conclude from an end."""
+
+from collections.abc import Callable
+
+from rich.console import Console
+
+from kvtide.runtime import ConfigError, KvtideError
+
+CLEAN = 0
+FAILED = 1
+BAD_SETTINGS = 2
+"""Trying again without a change is pointless."""
+
+TEMPORARY = 75
+"""Something outside was not there; trying again may help."""
+
+INTERRUPTED = 130
+
+
+def exit_code(work: Callable[[], int], console: Console) -> int:
+    """Run ``work``; foreseen errors become one clear line on ``console`` and a code."""
+    try:
+        return work()
+    except ConfigError as error:
+        _say(console, str(error))
+        return BAD_SETTINGS
+    except (KvtideError, OSError) as error:
+        _say(console, str(error) or type(error).__name__)
+        return TEMPORARY
+    except KeyboardInterrupt:
+        _say(console, "interrupted")
+        return INTERRUPTED
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(f"error: {text}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""What ``kvtide up`` is: one process that starts, watches and ends all the others."""

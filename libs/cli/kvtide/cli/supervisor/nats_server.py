@@ -1,0 +1,58 @@
+"""The embedded NATS server: where its binary is and how it is set up."""
+
+import shutil
+import sysconfig
+from pathlib import Path
+
+from kvtide.runtime import ConfigError
+
+MAX_PAYLOAD_BYTES = 1024 * 1024
+"""More than the bus's own limit of 256 KiB with its envelope."""
+
+_CONFIG = """\
+# written by kvtide up; changes are lost
+listen: "{host}:{port}"
+server_name: "{name}"
+max_payload: {max_payload}
+ping_interval: "5s"
+ping_max: 2
+write_deadline: "5s"
+max_control_line: 4096
+authorization {{ token: "{token}" }}
+"""
+
+
+def find_nats_server() -> Path:
+    """The pinned binary beside this Python, else the one on the PATH.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    beside = Path(sysconfig.get_path("scripts")) / "nats-server"
+    if beside.is_file():
+        return beside
+    found = shutil.which("nats-server")
+    if found is None:
+        message = (
+            "there is no nats-server: install kvtide[local], put one on the PATH, or "
+            "name a server that runs with --nats URL"
+        )
+        raise ConfigError(message, key="nats")
+    return Path(found)
+
+
+def write_config(folder: Path, *, host: str, port: int, token: str) -> Path:
+    """The server's configuration, readable by its owner only."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "nats.conf"
+    path.touch(mode=0o600)
+    path.write_text(
+        _CONFIG.format(
+            host=host,
+            port=port,
+            name="kvtide",
+            max_payload=MAX_PAYLOAD_BYTES,
+            token=token,
+        )
+    )
+    return path
