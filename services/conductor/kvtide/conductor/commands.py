@@ -1,0 +1,71 @@
+"""What a conductor wants done. The shell does it, in order."""
+
+from dataclasses import dataclass
+
+from kvtide.bus.messages import (
+    Admit,
+    Beat,
+    CandidateEstimate,
+    Explained,
+    Failure,
+    Placed,
+    PlacementMade,
+    Rejected,
+    RequestEnded,
+    StatusReply,
+)
+from kvtide.conductor.events import ReplyTo
+from kvtide.kv import NodeId
+
+Answer = Placed | Rejected
+"""What an ``Admit`` gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer a question."""
+
+    reply_to: ReplyTo
+    message: Answer | StatusReply | Explained | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell all conductors and stores of a placement."""
+
+    made: PlacementMade
+
+
+@dataclass(frozen=True, slots=True)
+class RecordDecision:
+    """Keep a decision with the estimates behind it. ``considered`` counts all of them."""
+
+    admit: Admit
+    answer: Answer
+    candidates: tuple[CandidateEstimate, ...]
+    considered: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEnd:
+    """Keep how a request ended."""
+
+    ended: RequestEnded
+
+
+@dataclass(frozen=True, slots=True)
+class RecordNode:
+    """Keep that a node is there and in which state."""
+
+    beat: Beat
+
+
+@dataclass(frozen=True, slots=True)
+class RecordNodeGone:
+    """Keep that a node is there no more."""
+
+    node: NodeId
+    beat: Beat
+
+
+Command = Reply | Announce | RecordDecision | RecordEnd | RecordNode | RecordNodeGone

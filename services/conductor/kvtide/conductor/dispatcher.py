@@ -1,0 +1,203 @@
+"""Routes events to the reducers and their answers to commands. Decides nothing itself.
+
+Pure: no clock, socket or ``await``. A shell or a simulator calls ``handle`` with each
+event and the time, and does the commands in order. Each question gets exactly one
+``Reply``, among the commands of its own event.
+"""
+
+from typing import assert_never
+
+from kvtide.bus.messages import (
+    Beat,
+    ConductorLoad,
+    NodeView,
+    RequestEnded,
+    StatusReply,
+)
+from kvtide.conductor.commands import (
+    Command,
+    RecordEnd,
+    RecordNode,
+    RecordNodeGone,
+    Reply,
+)
+from kvtide.conductor.events import (
+    AdmitAsked,
+    BlockNews,
+    BlocksMoved,
+    EndHeard,
+    Event,
+    ExplainAsked,
+    Fenced,
+    MemberGone,
+    MemberSeen,
+    News,
+    PlacementHeard,
+    Question,
+    StatusAsked,
+    StoreExact,
+    StoreForgotten,
+    Tick,
+)
+from kvtide.conductor.limits import ConductorLimits
+from kvtide.conductor.reducers.admission import Admission, Knowledge, booking_of
+from kvtide.conductor.reducers.answers import Answers
+from kvtide.conductor.reducers.bookings import Bookings
+from kvtide.conductor.reducers.explanations import Explanations
+from kvtide.conductor.reducers.membership import Membership
+from kvtide.conductor.reducers.prefix_index import PrefixIndex
+from kvtide.kv import NodeRef, Role
+from kvtide.policy import LeastTtft, PlacementPolicy
+
+_S_TO_MS = 1000.0
+
+
+class Dispatcher:
+    """One conductor's mind. ``me`` is the life of the process that it thinks for."""
+
+    def __init__(
+        self,
+        me: NodeRef,
+        *,
+        policy: PlacementPolicy | None = None,
+        limits: ConductorLimits | None = None,
+    ) -> None:
+        """Start knowing nothing; everything comes as events."""
+        self.me = me
+        self._limits = limits or ConductorLimits()
+        self._members = Membership()
+        self._index = PrefixIndex()
+        self._bookings = Bookings(self._limits)
+        self._answers = Answers(self._limits)
+        self._explanations = Explanations(self._limits.explanations)
+        self._admission = Admission(
+            Knowledge(
+                self._members,
+                self._index,
+                self._bookings,
+                self._answers,
+                self._explanations,
+            ),
+            policy or LeastTtft(),
+        )
+
+    def handle(self, event: Event, now_s: float) -> list[Command]:
+        """Take an event at monotonic time ``now_s``; returns what is to be done."""
+        if isinstance(event, Question):
+            return self._answer(event, now_s)
+        if isinstance(event, BlockNews):
+            self._index_news(event)
+            return []
+        return self._news(event, now_s)
+
+    def _answer(self, question: Question, now_s: float) -> list[Command]:
+        match question:
+            case AdmitAsked(admit, reply_to):
+                decision = self._admission.decide(admit, self.me, now_s)
+                return [Reply(reply_to, decision.answer), *decision.commands]
+            case StatusAsked(_, reply_to):
+                return [Reply(reply_to, self._status(question, now_s))]
+            case ExplainAsked(query, reply_to):
+                return [Reply(reply_to, self._explanations.explain(query.request))]
+            case _:
+                assert_never(question)
+
+    def _index_news(self, news: BlockNews) -> None:
+        match news:
+            case BlocksMoved(store, added, dropped):
+                self._index.apply(store, added, dropped)
+            case StoreForgotten(store):
+                self._index.forget(store)
+            case StoreExact(store, exact):
+                self._index.set_exact(store, exact=exact)
+            case _:
+                assert_never(news)
+
+    def _news(self, news: News, now_s: float) -> list[Command]:
+        match news:
+            case PlacementHeard(made):
+                if made.conductor != self.me:
+                    self._bookings.book(booking_of(made, now_s))
+            case EndHeard(ended):
+                return self._ended(ended, now_s)
+            case MemberSeen(beat):
+                return self._seen(beat, now_s)
+            case MemberGone(ref):
+                return self._gone(ref)
+            case Fenced(me):
+                self.me = me
+                self._bookings.clear()
+                self._answers.clear()
+            case Tick():
+                self._tick(now_s)
+            case _:
+                assert_never(news)
+        return []
+
+    def _tick(self, now_s: float) -> None:
+        self._bookings.tick(now_s)
+        self._answers.tick(now_s)
+        self._index.sweep(self._limits.swept_keys)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the blocks of every live store are known completely."""
+        return all(
+            self._index.is_exact(beat.node.node)
+            for beat in self._members.live(Role.STORE)
+        )
+
+    def load(self) -> ConductorLoad:
+        """What this conductor says of itself in its beats."""
+        return ConductorLoad(
+            indexed_blocks=self._index.blocks,
+            bookings=len(self._bookings),
+            exact=self.exact,
+        )
+
+    def _seen(self, beat: Beat, now_s: float) -> list[Command]:
+        before = self._members.seen(beat)
+        self._bookings.reported(beat.node.node, now_s)
+        if before is not None and _recorded(before) == _recorded(beat):
+            return []
+        return [RecordNode(beat)]
+
+    def _gone(self, ref: NodeRef) -> list[Command]:
+        beat = self._members.gone(ref)
+        if beat is None:
+            return []
+        if Role.STORE in beat.roles:
+            self._index.forget(ref.node)
+        if Role.GATEWAY in beat.roles:
+            self._bookings.gateway_gone(ref)
+        return [RecordNodeGone(ref.node, beat)]
+
+    def _ended(self, ended: RequestEnded, now_s: float) -> list[Command]:
+        """Close the book; the conductor that placed it records it, if it still lives."""
+        booking = self._bookings.end(ended.request, now_s)
+        ours = self._answers.forget(ended.request) is not None
+        if booking is not None and booking.conductor != self.me and not ours:
+            others = self._members.is_live(booking.conductor)
+            return [] if others else [RecordEnd(ended)]
+        return [RecordEnd(ended)]
+
+    def _status(self, asked: StatusAsked, now_s: float) -> StatusReply:
+        return StatusReply(
+            nodes=tuple(
+                NodeView(
+                    beat=member.beat,
+                    age_ms=max(0.0, now_s - member.heard_s) * _S_TO_MS,
+                    blocks=self._index.copies_at(member.node),
+                )
+                for member in asked.members
+            ),
+            indexed_blocks=self._index.blocks,
+            indexed_copies=self._index.copies,
+            bookings=len(self._bookings),
+            exact=self.exact,
+        )
+
+
+def _recorded(beat: Beat) -> tuple[object, ...]:
+    """What the catalog keeps of a beat: loads change too often to be kept."""
+    return beat.node, beat.roles, beat.host, beat.state, beat.http

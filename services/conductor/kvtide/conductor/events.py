@@ -1,0 +1,134 @@
+"""What can happen to a conductor. Frozen; times come beside them, never in them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NewType, assert_never
+
+from kvtide.bus import Changed, Gone, Joined, Member, Restarted, RosterEvent
+from kvtide.bus.messages import (
+    Admit,
+    Beat,
+    Dropped,
+    ExplainQuery,
+    PlacementMade,
+    RequestEnded,
+)
+from kvtide.kv import Located, NodeId, NodeRef
+
+ReplyTo = NewType("ReplyTo", int)
+"""Whoever asked; each question has its own and gets exactly one ``Reply`` at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmitAsked:
+    """A gateway asks for a placement."""
+
+    admit: Admit
+    reply_to: ReplyTo
+
+
+@dataclass(frozen=True, slots=True)
+class StatusAsked:
+    """Somebody asks what we know; ``members`` are the live nodes as the roster has them."""
+
+    members: tuple[Member, ...]
+    reply_to: ReplyTo
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainAsked:
+    """Somebody asks why a request was placed as it was."""
+
+    query: ExplainQuery
+    reply_to: ReplyTo
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementHeard:
+    """A conductor, perhaps this one, says that it placed a request."""
+
+    made: PlacementMade
+
+
+@dataclass(frozen=True, slots=True)
+class EndHeard:
+    """A gateway says that a request has had its terminal answer."""
+
+    ended: RequestEnded
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksMoved:
+    """Copies came and went at one life of a store; drops apply before adds."""
+
+    store: NodeRef
+    added: Sequence[Located]
+    dropped: Sequence[Dropped]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreForgotten:
+    """Nothing is known of what this store holds."""
+
+    store: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class StoreExact:
+    """Whether what we know of this store is complete, or being caught up with."""
+
+    store: NodeId
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSeen:
+    """A node is live and says this of itself: new, or something changed."""
+
+    beat: Beat
+
+
+@dataclass(frozen=True, slots=True)
+class MemberGone:
+    """This life of a node is live no more."""
+
+    ref: NodeRef
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """This process was paused for so long that others hold it dead: it is now ``me``."""
+
+    me: NodeRef
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. Expected about twice a second."""
+
+
+Question = AdmitAsked | StatusAsked | ExplainAsked
+"""Gets one ``Reply``."""
+
+BlockNews = BlocksMoved | StoreForgotten | StoreExact
+"""About what stores hold."""
+
+News = PlacementHeard | EndHeard | MemberSeen | MemberGone | Fenced | Tick
+"""Everything else."""
+
+Event = Question | BlockNews | News
+
+
+def member_events(event: RosterEvent) -> tuple[Event, ...]:
+    """What a change in the roster means to a conductor."""
+    match event:
+        case Joined(member):
+            return (MemberSeen(member.beat),)
+        case Changed(_, member):
+            return (MemberSeen(member.beat),)
+        case Restarted(before, member):
+            return (MemberGone(before.ref), MemberSeen(member.beat))
+        case Gone(member):
+            return (MemberGone(member.ref),)
+        case _:
+            assert_never(event)

@@ -1,0 +1,1 @@
+"""What a conductor knows, one noun each. Pure: events in, answers out."""

@@ -1,0 +1,145 @@
+"""Which request was placed where, by whichever conductor.
+
+A booking is load of its workers until they report (see ``ConductorLimits``), and the
+memory of the request's newest attempt until it ends.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from kvtide.conductor.limits import ConductorLimits
+from kvtide.conductor.reducers.ledger import Ledger
+from kvtide.kv import NodeId, NodeRef, RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """One placement. ``reserved_tokens`` is what decode keeps room for."""
+
+    request: RequestId
+    attempt: int
+    conductor: NodeRef
+    gateway: NodeRef
+    prefill: NodeId | None
+    decode: NodeId
+    new_tokens: int
+    reserved_tokens: int
+    at_s: float
+
+
+class Bookings:
+    """One booking a request: that of its newest attempt. Bounded in number and age."""
+
+    def __init__(self, limits: ConductorLimits) -> None:
+        """Start with an empty book."""
+        self._limits = limits
+        self._booked: OrderedDict[RequestId, Booking] = OrderedDict()
+        self._ended: OrderedDict[RequestId, float] = OrderedDict()
+        self._by_gateway: dict[NodeRef, set[RequestId]] = {}
+        self._prefill = Ledger()
+        self._decode = Ledger()
+
+    def __len__(self) -> int:
+        """Requests in the book."""
+        return len(self._booked)
+
+    def get(self, request: RequestId) -> Booking | None:
+        """The booking of a request's newest attempt."""
+        return self._booked.get(request)
+
+    def has_ended(self, request: RequestId) -> bool:
+        """Whether this request is known to have had its terminal answer."""
+        return request in self._ended
+
+    def book(self, booking: Booking) -> bool:
+        """Enter a placement, in place of the request's earlier one.
+
+        False, and nothing happens, for a request that has ended or whose newer attempt
+        is in the book.
+        """
+        request = booking.request
+        known = self._booked.get(request)
+        if request in self._ended:
+            return False
+        if known is not None and known.attempt > booking.attempt:
+            return False
+        self._remove(request)
+        self._booked[request] = booking
+        self._by_gateway.setdefault(booking.gateway, set()).add(request)
+        now_s = booking.at_s
+        if booking.prefill is not None:
+            self._prefill.add(booking.prefill, request, booking.new_tokens, now_s)
+        self._decode.add(booking.decode, request, booking.reserved_tokens, now_s)
+        while len(self._booked) > self._limits.bookings:
+            self._remove(next(iter(self._booked)))
+        return True
+
+    def end(self, request: RequestId, now_s: float) -> Booking | None:
+        """The request has ended: out of the book, and known as ended for a while."""
+        self._ended[request] = now_s
+        self._ended.move_to_end(request)
+        while len(self._ended) > self._limits.ended:
+            self._ended.popitem(last=False)
+        return self._remove(request)
+
+    def release(self, request: RequestId) -> Booking | None:
+        """Take a booking out of the book: the request is about to be placed anew."""
+        return self._remove(request)
+
+    def reported(self, node: NodeId, now_s: float) -> None:
+        """A worker's own figures have come: they contain what it had been sent."""
+        before_s = now_s - self._limits.settle_s
+        self._prefill.settle(node, before_s)
+        self._decode.settle(node, before_s)
+
+    def gateway_gone(self, gateway: NodeRef) -> None:
+        """Nobody owns this gateway's requests any more; workers drop them too."""
+        for request in sorted(self._by_gateway.get(gateway, ())):
+            self._remove(request)
+
+    def tick(self, now_s: float) -> None:
+        """Time has passed: let go of what is too old."""
+        self._prefill.settle_all(now_s - self._limits.unreported_s)
+        self._decode.settle_all(now_s - self._limits.unreported_s)
+        while self._booked:
+            oldest = next(iter(self._booked.values()))
+            if now_s - oldest.at_s <= self._limits.booking_s:
+                break
+            self._remove(oldest.request)
+        while self._ended:
+            request, ended_s = next(iter(self._ended.items()))
+            if now_s - ended_s <= self._limits.ended_s:
+                break
+            del self._ended[request]
+
+    def prefill_tokens(self, node: NodeId) -> int:
+        """Tokens to compute that this node will have, beyond what it reports."""
+        return self._prefill.tokens(node)
+
+    def decode_tokens(self, node: NodeId) -> int:
+        """Tokens of KV that this node will keep, beyond what it reports."""
+        return self._decode.tokens(node)
+
+    def decode_requests(self, node: NodeId) -> int:
+        """Requests that this node will have, beyond what it reports."""
+        return self._decode.requests(node)
+
+    def clear(self) -> None:
+        """Forget all bookings; which requests have ended stays known."""
+        self._booked.clear()
+        self._by_gateway.clear()
+        self._prefill.clear()
+        self._decode.clear()
+
+    def _remove(self, request: RequestId) -> Booking | None:
+        booking = self._booked.pop(request, None)
+        if booking is None:
+            return None
+        if booking.prefill is not None:
+            self._prefill.remove(booking.prefill, request)
+        self._decode.remove(booking.decode, request)
+        owned = self._by_gateway[booking.gateway]
+        owned.discard(request)
+        if not owned:
+            del self._by_gateway[booking.gateway]
+        return booking

@@ -1,0 +1,45 @@
+"""Why the latest requests were placed as they were."""
+
+from collections import OrderedDict
+
+from kvtide.bus.messages import CandidateEstimate, Explained, Failure
+from kvtide.conductor.commands import Answer
+from kvtide.kv import RequestId
+
+
+class Explanations:
+    """The newest decision on each of the last ``limit`` requests."""
+
+    def __init__(self, limit: int) -> None:
+        """Start empty."""
+        self._limit = limit
+        self._kept: OrderedDict[RequestId, Explained] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Requests that can be explained."""
+        return len(self._kept)
+
+    def keep(self, answer: Answer, candidates: tuple[CandidateEstimate, ...]) -> None:
+        """Remember a decision in place of the request's earlier one."""
+        self._kept[answer.request] = Explained(
+            request=answer.request,
+            attempt=answer.attempt,
+            candidates=candidates,
+            reason=answer.reason,
+        )
+        self._kept.move_to_end(answer.request)
+        while len(self._kept) > self._limit:
+            self._kept.popitem(last=False)
+
+    def explain(self, request: RequestId) -> Explained | Failure:
+        """The decision on a request, or that it isn't known here."""
+        explained = self._kept.get(request)
+        if explained is not None:
+            return explained
+        return Failure(
+            code="unknown_request",
+            reason=(
+                f"this conductor has no decision on request {request!r} in memory: "
+                "another one made it, or it is long ago (then the catalog has it)"
+            ),
+        )
