@@ -75,26 +75,19 @@ class Oracle:
         ).eval()
         self._eos = _eos_ids(self._model.generation_config)
         self._verdicts: dict[_Question, OracleVerdict] = {}
+        self._generated: dict[tuple[tuple[int, ...], int, bool], list[int]] = {}
 
     def generate(
         self, prompt_ids: Sequence[int], max_tokens: int, *, ignore_eos: bool = False
     ) -> list[int]:
-        """Greedy tokens from transformers' own `generate`, the final eos included."""
-        prompt = torch.tensor([list(prompt_ids)])
-        config = GenerationConfig(
-            do_sample=False,
-            max_new_tokens=max_tokens,
-            eos_token_id=None if ignore_eos else self._eos,
-            pad_token_id=0,
-        )
-        with torch.inference_mode():
-            output = self._model.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                generation_config=config,
-            )
-        ids: list[int] = output[0, len(prompt_ids) :].tolist()
-        return ids
+        """Greedy tokens from transformers' own `generate`, the final eos included.
+
+        Equal questions are computed once.
+        """
+        question = (tuple(prompt_ids), max_tokens, ignore_eos)
+        if question not in self._generated:
+            self._generated[question] = self._generate(*question)
+        return [*self._generated[question]]
 
     def logits(self, token_ids: Sequence[int], last: int) -> Tensor:
         """Logits float32 [last, vocab] of the last tokens of a sequence."""
@@ -124,6 +117,25 @@ class Oracle:
         if any(token in self._eos for token in served_ids[:-1]):
             return False
         return served_ids[-1] in self._eos or len(served_ids) == max_tokens
+
+    def _generate(
+        self, prompt_ids: tuple[int, ...], max_tokens: int, ignore_eos: bool
+    ) -> list[int]:
+        prompt = torch.tensor([list(prompt_ids)])
+        config = GenerationConfig(
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            eos_token_id=None if ignore_eos else self._eos,
+            pad_token_id=0,
+        )
+        with torch.inference_mode():
+            output = self._model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                generation_config=config,
+            )
+        ids: list[int] = output[0, len(prompt_ids) :].tolist()
+        return ids
 
 
 def judge(logits: Tensor, served_ids: Sequence[int]) -> OracleVerdict:
