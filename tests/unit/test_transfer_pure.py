@@ -1,6 +1,7 @@
 """The pure parts of the transfer library: plans, frames, capabilities, the census."""
 
 from collections.abc import Sequence
+from random import Random
 
 import msgspec
 import pytest
@@ -17,11 +18,17 @@ from kvtide.transfer import (
     RegionHandle,
     TransferError,
 )
-from kvtide.transfer.buffers import Digests, check_targets, plain_view, windows
+from kvtide.transfer.buffers import (
+    Digests,
+    SliceDigest,
+    check_targets,
+    plain_view,
+    windows,
+)
 from kvtide.transfer.capability import CAPABILITY_BYTES, CapabilityMint, derive_key
 from kvtide.transfer.census import Census
 from kvtide.transfer.handshake import Verdict, look_of
-from kvtide.transfer.plan import group, whole_slices
+from kvtide.transfer.plan import Piece, cut, group
 from kvtide.transfer.regions import check_range
 from kvtide.transfer.wire import (
     HEAD_BYTES,
@@ -50,7 +57,7 @@ u64 = st.integers(0, 2**64 - 1)
 def test_groups_hold_every_piece_once(
     lengths: list[int], request_bytes: int, most_pieces: int
 ) -> None:
-    pieces = whole_slices(lengths)
+    pieces = cut(lengths)
     groups = list(group(pieces, request_bytes=request_bytes, most_pieces=most_pieces))
     assert [piece for each in groups for piece in each] == pieces
     for each in groups:
@@ -292,3 +299,41 @@ def test_addresses_and_handles_are_plain() -> None:
 def test_refused_is_an_error_of_the_library() -> None:
     assert issubclass(Refused, TransferError)
     assert issubclass(FrameError, Refused)
+
+
+# ---- pieces
+
+
+@given(st.lists(st.integers(0, 5000), max_size=20), st.integers(1, 999))
+def test_pieces_cover_every_byte_once(lengths: list[int], piece_bytes: int) -> None:
+    pieces = cut(lengths, piece_bytes)
+    for index, length in enumerate(lengths):
+        mine = [piece for piece in pieces if piece.slice_index == index]
+        at = 0
+        for piece in mine:
+            assert piece.start == at
+            at += piece.length
+        assert at == length
+        assert len(mine) == max(1, -(-length // piece_bytes))
+        sizes = [piece.length for piece in mine]
+        assert max(sizes) <= piece_bytes
+        assert max(sizes) - min(sizes) <= 1
+    assert [piece.slice_index for piece in pieces] == sorted(
+        piece.slice_index for piece in pieces
+    )
+
+
+def test_a_slice_is_cut_no_smaller_than_needed() -> None:
+    assert cut([10, 11], 10) == [Piece(0, 0, 10), Piece(1, 0, 5), Piece(1, 5, 6)]
+
+
+@given(st.binary(max_size=2000), st.integers(1, 100), st.randoms())
+def test_digest_of_pieces_in_any_order(
+    data: bytes, piece_bytes: int, random: Random
+) -> None:
+    digest = SliceDigest(memoryview(data))
+    pieces = cut([len(data)], piece_bytes)
+    random.shuffle(pieces)
+    for piece in pieces:
+        digest.ready(piece.start, piece.length)
+    assert digest.value() == xxhash.xxh3_64_intdigest(data)

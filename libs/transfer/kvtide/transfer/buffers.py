@@ -1,6 +1,7 @@
 """Plain views of buffers, their addresses, and copies that let other threads run."""
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
@@ -164,6 +165,46 @@ class Digests:
         for index, digest in self._open.items():
             self.values[index] = digest.intdigest()
         return self.values
+
+
+class SliceDigest:
+    """xxh3_64 of a slice whose pieces become ready in any order, from any thread.
+
+    Whoever brings the piece that comes next hashes it, and those after it that are
+    ready. When all bringers have returned, all is hashed.
+    """
+
+    def __init__(self, view: memoryview) -> None:
+        """Of the whole of ``view``."""
+        self._view = view
+        self._lock = threading.Lock()
+        self._ready: dict[int, int] = {}
+        self._next = 0
+        self._busy = False
+        self._digest = xxhash.xxh3_64()
+
+    def ready(self, start: int, length: int) -> None:
+        """The bytes of a piece are what they shall be."""
+        with self._lock:
+            self._ready[start] = length
+            if self._busy:
+                return
+            self._busy = True
+        while (part := self._take()) is not None:
+            self._digest.update(part)
+
+    def _take(self) -> memoryview | None:
+        with self._lock:
+            length = self._ready.pop(self._next, None)
+            if length is None:
+                self._busy = False
+                return None
+            start, self._next = self._next, self._next + length
+        return self._view[start : start + length]
+
+    def value(self) -> int:
+        """The digest, once all pieces were ready."""
+        return self._digest.intdigest()
 
 
 _EMPTY = xxhash.xxh3_64_intdigest(b"")

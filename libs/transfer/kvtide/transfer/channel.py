@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 
-TICK_S = 1.0
+TICK_S = 0.5
 _TIMEVAL = struct.Struct("@ll")
 _TIMEOUTS = (errno.EAGAIN, errno.EWOULDBLOCK)
 _SILENCE_LIMIT_MS = 10_000

@@ -4,7 +4,7 @@ import socket
 from dataclasses import dataclass
 
 from kvtide.runtime import Clock
-from kvtide.transfer.channel import Channel
+from kvtide.transfer.channel import TICK_S, Channel
 from kvtide.transfer.errors import TimedOut, Unreachable
 from kvtide.transfer.handles import EndpointAddress
 from kvtide.transfer.handshake import Session, Use, greet
@@ -49,7 +49,7 @@ class Dialer:
                 f"nobody answers at {where}: {error}", node=node
             ) from error
         channel = Channel(sock)
-        channel.tick(min(1.0, max(0.01, timeout_s / 4)))
+        channel.tick(min(TICK_S, max(0.01, timeout_s / 4)))
         try:
             us = (self.node, self.epoch)
             session = greet(channel, self.key, us, self.address, use, check)
@@ -61,5 +61,5 @@ class Dialer:
         except BaseException:
             channel.close()
             raise
-        channel.tick(1.0)
+        channel.tick(TICK_S)
         return channel, session

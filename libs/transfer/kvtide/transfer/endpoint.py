@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from kvtide.runtime import Clock
+from kvtide.transfer.alarm import Alarm
 from kvtide.transfer.buffers import plain_view
 from kvtide.transfer.capability import CapabilityMint, derive_key
 from kvtide.transfer.dial import Dialer
@@ -15,6 +16,7 @@ from kvtide.transfer.errors import OutOfBounds, Refused, TimedOut, Unreachable
 from kvtide.transfer.handles import PROTOCOL, EndpointAddress
 from kvtide.transfer.interface import Observer, PeerGone, TransferEndpoint
 from kvtide.transfer.peer import PeerSetup, SocketPeer
+from kvtide.transfer.plan import PIECE_BYTES
 from kvtide.transfer.regions import Region, RegionTable
 from kvtide.transfer.server import Identity, Server
 from kvtide.transfer.shm import create, private_memory, shm_host, sweep_shm
@@ -69,6 +71,7 @@ class Endpoint(TransferEndpoint):
         self._table = RegionTable(mint, clock)
         self._lanes = lanes
         self._observer = observer
+        self._alarm = Alarm(clock)
         self._copiers = ThreadPoolExecutor(copy_threads, "transfer-copy")
         self._server = Server(
             Identity(node, epoch, self._key),
@@ -131,6 +134,7 @@ class Endpoint(TransferEndpoint):
             peer.close()
         self._server.close()
         self._copiers.shutdown()
+        self._alarm.close()
         for region in self._table.regions():
             self._table.retire(region)
             region.dispose()
@@ -227,8 +231,10 @@ class Endpoint(TransferEndpoint):
             self._clock,
             self._copiers,
             self._observer,
+            self._alarm,
             self._shm_dir if near else None,
             self._lanes,
+            PIECE_BYTES,
         )
         dialer = Dialer(address, self.node, self.epoch, self._key, self._clock)
         peer = SocketPeer(dialer, setup, self._peer_left)

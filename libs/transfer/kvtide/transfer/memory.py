@@ -35,6 +35,7 @@ from kvtide.transfer.interface import (
     TransferEndpoint,
     TransferPeer,
 )
+from kvtide.transfer.plan import Piece
 from kvtide.transfer.regions import Region, RegionTable, check_range
 from kvtide.transfer.transfer import Transfer
 from kvtide.transfer.wire import check_handle
@@ -433,7 +434,7 @@ class MemoryPeer(TransferPeer):
             table.release(grant)
         if fault.corrupt:
             raise Corrupt("the bytes that arrived are not those that were sent")
-        transfer.digest(index, digest)
+        transfer.moved(Piece(index, 0, len(here)), digest)
 
     def _ended(self, transfer: Transfer) -> None:
         ours, purpose = self._ours, transfer.purpose

@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 
 from kvtide.runtime import Clock
+from kvtide.transfer.alarm import Alarm
 from kvtide.transfer.buffers import check_targets, copy_and_hash, plain_view
 from kvtide.transfer.control import Control
 from kvtide.transfer.dial import Dialer
+from kvtide.transfer.dispatch import Dispatcher, MakeCarrier, RailReport
 from kvtide.transfer.errors import (
-    Corrupt,
     Refused,
     StaleEpoch,
-    TimedOut,
     TransferError,
     Unreachable,
 )
@@ -29,11 +29,12 @@ from kvtide.transfer.handles import (
     WriteSlice,
 )
 from kvtide.transfer.interface import Observer, TransferPeer
-from kvtide.transfer.lane import InterruptedLaneError, Lane
 from kvtide.transfer.mappings import Mappings
-from kvtide.transfer.plan import Piece, group, whole_slices
+from kvtide.transfer.plan import Piece, cut, group
 from kvtide.transfer.regions import check_range
-from kvtide.transfer.requests import Request, RequestQueue
+from kvtide.transfer.requests import Request
+from kvtide.transfer.schedule import Rail
+from kvtide.transfer.tcp import TcpCarrier
 from kvtide.transfer.transfer import Transfer
 from kvtide.transfer.wire import Kind, check_handle
 
@@ -49,8 +50,10 @@ class PeerSetup:
     clock: Clock
     copiers: Executor
     observer: Observer | None
+    alarm: Alarm
     shm_dir: Path | None
     lanes: int
+    piece_bytes: int
 
 
 class SocketPeer(TransferPeer):
@@ -66,11 +69,17 @@ class SocketPeer(TransferPeer):
         self._setup = setup
         self._left = left
         self._lock = threading.Lock()
-        self._queue = RequestQueue()
-        self._lanes: list[Lane] = []
         self._under_way: set[Transfer] = set()
         self._end: TransferError | None = None
         self._mappings: Mappings | None = None
+        self._dispatcher = Dispatcher(
+            self.node,
+            [self._tcp_rail(index) for index in range(setup.lanes)],
+            setup.clock,
+            setup.alarm,
+            setup.observer,
+            self._lost,
+        )
         self._control = Control(
             dialer, region_gone=self._region_gone, peer_gone=self._lost
         )
@@ -158,10 +167,16 @@ class SocketPeer(TransferPeer):
         """End all transfers, lanes and connections; by the endpoint."""
         self._finish(Unreachable("the endpoint is closed", node=self.node))
         self._control.close()
-        with self._lock:
-            lanes = list(self._lanes)
-        for lane in lanes:
-            lane.join()
+        self._dispatcher.join()
+
+    def rails(self) -> list[RailReport]:
+        """What is known of each way to the peer, shared memory excepted."""
+        return self._dispatcher.reports()
+
+    def _tcp_rail(self, index: int) -> tuple[Rail, MakeCarrier]:
+        name = f"{self._dialer.address.host}#{index}"
+        thread = f"transfer-out-{self.node}-{index}"
+        return Rail(name), partial(TcpCarrier, thread, self._dialer)
 
     # ---- submission
 
@@ -192,20 +207,27 @@ class SocketPeer(TransferPeer):
     ) -> None:
         near: list[Piece] = []
         far: list[Piece] = []
-        for piece in whole_slices([len(view) for view in views]):
-            index = piece.slice_index
+        for index, view in enumerate(views):
             handle = handles[index]
             check_handle(handle, self.node, self.epoch, index)
-            check_range(offsets[index], piece.length, handle.length, index)
-            mapped = self._mappings is not None and handle.shm_name
+            check_range(offsets[index], len(view), handle.length, index)
+        for piece in cut([len(view) for view in views], self._setup.piece_bytes):
+            index = piece.slice_index
+            if piece.length < len(views[index]) and piece.start == 0:
+                transfer.split(index, views[index])
+            mapped = self._mappings is not None and handles[index].shm_name
             (near if mapped else far).append(piece)
         requests = [
             Request(
                 transfer,
                 pieces,
-                [views[piece.slice_index] for piece in pieces],
+                [
+                    views[piece.slice_index][piece.start : piece.start + piece.length]
+                    for piece in pieces
+                ],
                 [handles[piece.slice_index] for piece in pieces],
-                [offsets[piece.slice_index] for piece in pieces],
+                [offsets[piece.slice_index] + piece.start for piece in pieces],
+                sum(piece.length for piece in pieces),
                 path,
             )
             for path, side in (("shm", near), ("tcp", far))
@@ -213,12 +235,12 @@ class SocketPeer(TransferPeer):
         ]
         with self._lock:
             self._under_way.add(transfer)
-        transfer.begin(len(requests), self._abort)
+        transfer.begin(len(requests), self._dispatcher.abort)
         transfer.when_ended(partial(self._ended, transfer))
         for request in requests:
             if request.path == "shm":
                 self._copy_later(request)
-        self._enqueue([each for each in requests if each.path == "tcp"])
+        self._dispatcher.submit([each for each in requests if each.path != "shm"])
 
     def _copy_later(self, request: Request) -> None:
         try:
@@ -227,34 +249,10 @@ class SocketPeer(TransferPeer):
             # the endpoint is closed, and its threads with it
             self._give_up(request)
 
-    def _enqueue(self, requests: list[Request]) -> None:
-        if not requests:
-            return
-        if not self._queue.put(requests):
-            for request in requests:
-                self._give_up(request)
-            return
-        if self._queue.starving():
-            self._grow()
-
     def _give_up(self, request: Request) -> None:
         error = self._end or Unreachable("the peer is gone", node=self.node)
         request.transfer.fail(error)
         request.settle()
-
-    def _grow(self) -> None:
-        with self._lock:
-            if len(self._lanes) >= self._setup.lanes or self._end is not None:
-                return
-            lane = Lane(
-                f"transfer-out-{self.node}-{len(self._lanes)}",
-                self._dialer,
-                self._queue,
-                self._setup.clock,
-                self._broken,
-            )
-            self._lanes.append(lane)
-            lane.start()
 
     # ---- shared memory
 
@@ -296,7 +294,7 @@ class SocketPeer(TransferPeer):
         here = request.views[at]
         target, source = (there, here) if request.writes else (here, there)
         digest = copy_and_hash(target, source, lambda: transfer.failed)
-        transfer.digest(piece.slice_index, digest)
+        transfer.moved(piece, digest)
         return not transfer.failed
 
     def _ask_to_map(self, body: bytes) -> bytes:
@@ -307,39 +305,6 @@ class SocketPeer(TransferPeer):
             self._mappings.forget(region)
 
     # ---- ends and errors
-
-    def _broken(self, request: Request, error: TransferError) -> None:
-        """Try a request again, or let its transfer fail."""
-        transfer = request.transfer
-        if self._end is not None:
-            transfer.fail(self._end)
-        if transfer.failed:
-            request.settle()
-            return
-        if transfer.remaining_s() <= 0:
-            transfer.expire()
-            request.settle()
-            return
-        again = isinstance(error, (Corrupt, Unreachable, TimedOut))
-        free = isinstance(error, InterruptedLaneError)
-        if again and (free or transfer.spend_retry()):
-            observer = self._setup.observer
-            if observer is not None and not free:
-                observer.retried("tcp", transfer.purpose, error.kind)
-            self._enqueue([request])
-            return
-        transfer.fail(error)
-        request.settle()
-        if isinstance(error, (Refused, StaleEpoch)):
-            self._lost(error)
-
-    def _abort(self, transfer: Transfer) -> None:
-        for request in self._queue.discard(transfer):
-            request.settle()
-        with self._lock:
-            lanes = list(self._lanes)
-        for lane in lanes:
-            lane.interrupt(transfer)
 
     def _lost(self, error: TransferError) -> None:
         """The peer's process is gone."""
@@ -352,14 +317,10 @@ class SocketPeer(TransferPeer):
             if self._end is not None:
                 return
             self._end = error
-            lanes = list(self._lanes)
             transfers = list(self._under_way)
         for transfer in transfers:
             transfer.fail(error)
-        for request in self._queue.close():
-            self._give_up(request)
-        for lane in lanes:
-            lane.interrupt(None)
+        self._dispatcher.finish(error)
         if self._mappings is not None:
             self._mappings.close()
         self._left(self)

@@ -9,6 +9,9 @@ REQUEST_BYTES = 2 << 20
 PIECES_PER_REQUEST = 512
 """And at most this many pieces."""
 
+PIECE_BYTES = 16 << 20
+"""A slice is cut into pieces of this size, so that several rails can share it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -17,6 +20,22 @@ class Piece:
     slice_index: int
     start: int
     length: int
+
+
+def cut(lengths: Sequence[int], piece_bytes: int = PIECE_BYTES) -> list[Piece]:
+    """Cut slices of these lengths into pieces of nearly equal size, in order.
+
+    Every byte is in exactly one piece; none is longer than ``piece_bytes``; an empty
+    slice has one empty piece. A slice of up to ``piece_bytes`` stays whole.
+    """
+    pieces: list[Piece] = []
+    for index, length in enumerate(lengths):
+        count = max(1, -(-length // piece_bytes))
+        bounds = [length * at // count for at in range(count + 1)]
+        pieces.extend(
+            Piece(index, bounds[at], bounds[at + 1] - bounds[at]) for at in range(count)
+        )
+    return pieces
 
 
 def group(
@@ -40,8 +59,3 @@ def group(
         size += piece.length
     if current:
         yield current
-
-
-def whole_slices(lengths: Sequence[int]) -> list[Piece]:
-    """One piece for each slice."""
-    return [Piece(index, 0, length) for index, length in enumerate(lengths)]

@@ -1,9 +1,9 @@
-"""The requests of one peer that wait for a connection, foreground first."""
+"""Requests on their way to a peer, and the queue in front of one connection."""
 
-import heapq
 import threading
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvtide.transfer.handles import Operation, RegionHandle
 from kvtide.transfer.plan import Piece
@@ -23,9 +23,16 @@ class Request:
     views: Sequence[memoryview]
     handles: Sequence[RegionHandle]
     offsets: Sequence[int]
+    nbytes: int
     path: str = "tcp"
+    rail: int = -1
     frame_id: int = 0
-    settled: bool = field(default=False)
+    settled: bool = False
+
+    @property
+    def urgency(self) -> int:
+        """See ``schedule.Job``."""
+        return int(self.transfer.priority)
 
     @property
     def writes(self) -> bool:
@@ -39,59 +46,41 @@ class Request:
             self.transfer.settle(self.path)
 
 
-class RequestQueue:
-    """Thread-safe; whoever takes a request must settle it or put it back."""
+class Inbox:
+    """What one connection's thread shall do next. Thread-safe."""
 
     def __init__(self) -> None:
         """Start empty and open."""
         self._changed = threading.Condition()
-        self._heap: list[tuple[int, int, Request]] = []
-        self._count = 0
-        self._idle = 0
+        self._requests: deque[Request] = deque()
         self._closed = False
 
-    def put(self, requests: Sequence[Request]) -> bool:
-        """Add requests; False, and nothing added, when the queue is closed."""
+    def put(self, request: Request) -> bool:
+        """Add one; False, and nothing added, when closed."""
         with self._changed:
             if self._closed:
                 return False
-            for request in requests:
-                self._count += 1
-                priority = int(request.transfer.priority)
-                heapq.heappush(self._heap, (priority, self._count, request))
-            self._changed.notify(len(requests))
+            self._requests.append(request)
+            self._changed.notify()
         return True
 
-    def starving(self) -> bool:
-        """Whether requests wait and no taker does."""
-        with self._changed:
-            return len(self._heap) > self._idle
-
     def take(self, *, wait: bool) -> Request | None:
-        """The next request; None when there is none (not ``wait``) or it is closed."""
+        """The next; None when there is none (not ``wait``) or all is over."""
         with self._changed:
-            self._idle += 1
-            while wait and not self._heap and not self._closed:
+            while wait and not self._requests and not self._closed:
                 self._changed.wait()
-            self._idle -= 1
-            if not self._heap:
-                return None
-            return heapq.heappop(self._heap)[2]
+            return self._requests.popleft() if self._requests else None
 
-    def discard(self, transfer: Transfer) -> list[Request]:
-        """Take out all requests of a transfer."""
+    def discard(self, transfer: Transfer | None) -> list[Request]:
+        """Take out all requests of a transfer (None: all)."""
         with self._changed:
-            mine = [each[2] for each in self._heap if each[2].transfer is transfer]
-            if mine:
-                self._heap = [e for e in self._heap if e[2].transfer is not transfer]
-                heapq.heapify(self._heap)
-        return mine
+            out = [r for r in self._requests if transfer in (None, r.transfer)]
+            for request in out:
+                self._requests.remove(request)
+        return out
 
-    def close(self) -> list[Request]:
-        """Refuse more, wake all takers, and give what was left."""
+    def close(self) -> None:
+        """Accept no more, and wake the taker."""
         with self._changed:
             self._closed = True
-            left = [each[2] for each in self._heap]
-            self._heap = []
             self._changed.notify_all()
-        return left

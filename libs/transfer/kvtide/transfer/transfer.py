@@ -5,8 +5,10 @@ import threading
 from collections.abc import Callable, Generator
 
 from kvtide.runtime import Clock
+from kvtide.transfer.buffers import SliceDigest
 from kvtide.transfer.errors import Cancelled, TimedOut, TransferError
 from kvtide.transfer.handles import Operation, Priority, TransferResult
+from kvtide.transfer.plan import Piece
 
 Abort = Callable[["Transfer"], None]
 """Stops the parts of a transfer that wait or run; each still settles."""
@@ -42,6 +44,7 @@ class Transfer:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._xxh3 = [0] * slice_count
+        self._split: dict[int, SliceDigest] = {}
         self._unsettled = 0
         self._retries_left = retries
         self._failure: TransferError | None = None
@@ -171,9 +174,17 @@ class Transfer:
                 return
         callback()
 
-    def digest(self, slice_index: int, xxh3: int) -> None:
-        """Keep the checksum of a slice."""
-        self._xxh3[slice_index] = xxh3
+    def split(self, slice_index: int, view: memoryview) -> None:
+        """Say, before the start, that a slice is moved in several pieces."""
+        self._split[slice_index] = SliceDigest(view)
+
+    def moved(self, piece: Piece, xxh3: int) -> None:
+        """A piece has been moved; its checksum. Before its part is settled."""
+        whole = self._split.get(piece.slice_index)
+        if whole is None:
+            self._xxh3[piece.slice_index] = xxh3
+        else:
+            whole.ready(piece.start, piece.length)
 
     def settle(self, path: str) -> None:
         """One part is over, well or not; its memory is not touched any more."""
@@ -208,6 +219,9 @@ class Transfer:
             return True
 
     def _end(self) -> None:
+        for slice_index, whole in self._split.items():
+            self._xxh3[slice_index] = whole.value()
+        self._split = {}
         with self._lock:
             self._ended.set()
             callbacks, self._callbacks = self._callbacks, []

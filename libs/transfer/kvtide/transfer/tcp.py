@@ -1,7 +1,7 @@
-"""One data connection to a peer and the thread that drives it.
+"""A data connection to a peer and the thread that drives it: one TCP rail.
 
-Up to ``IN_FLIGHT`` requests are on the way at once, so that the peer never waits for
-us. A write goes out only when no read is under way on the same connection: else both
+Up to ``schedule.DEPTH`` requests are on the way at once, so that the peer never waits
+for us. A write goes out only when no read is under way on the same connection: else both
 ends could block sending to each other.
 """
 
@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from kvtide.runtime import Clock
 from kvtide.transfer.buffers import Digests, windows
 from kvtide.transfer.channel import Channel
 from kvtide.transfer.dial import Dialer
@@ -22,7 +21,8 @@ from kvtide.transfer.errors import (
     Unreachable,
 )
 from kvtide.transfer.handshake import Session, Use
-from kvtide.transfer.requests import Request, RequestQueue
+from kvtide.transfer.rail import Carrier, Report
+from kvtide.transfer.requests import Inbox, Request
 from kvtide.transfer.transfer import Transfer
 from kvtide.transfer.wire import (
     HEAD_BYTES,
@@ -39,65 +39,66 @@ from kvtide.transfer.wire import (
 
 log = logging.getLogger("kvtide.transfer")
 
-IN_FLIGHT = 4
 DIAL_S = 3.0
-
-Broken = Callable[[Request, TransferError], None]
-"""Told of a request whose connection broke, or whose bytes were wrong."""
-
-
-class InterruptedLaneError(Unreachable):
-    """The connection was cut by us, for another transfer's sake."""
+LONGEST_STALL_S = 5.0
+SHORTEST_STALL_S = 0.25
 
 
-class Lane:
-    """See the module."""
+class TcpCarrier(Carrier):
+    """See the module and ``Carrier``. Connects at the first request."""
 
-    def __init__(
-        self,
-        name: str,
-        dialer: Dialer,
-        queue: RequestQueue,
-        clock: Clock,
-        broken: Broken,
-    ) -> None:
-        """Take requests from ``queue`` once started."""
+    path = "tcp"
+
+    def __init__(self, name: str, dialer: Dialer, report: Report) -> None:
+        """``name`` is the thread's."""
         self._dialer = dialer
-        self._queue = queue
-        self._clock = clock
-        self._broken = broken
+        self._report = report
+        self._clock = dialer.clock
+        self._inbox = Inbox()
         self._lock = threading.Lock()
         self._in_flight: deque[Request] = deque()
         self._channel: Channel | None = None
         self._session: Session | None = None
         self._request_id = 0
+        self._progress_s = 0.0
         self._closing = False
-        self._interrupted = False
+        self._cut = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._started = False
 
-    def start(self) -> None:
-        """Run until the queue is closed."""
-        self._thread.start()
+    def submit(self, request: Request) -> None:
+        """See ``Carrier.submit``."""
+        with self._lock:
+            if not self._started and not self._closing:
+                self._started = True
+                self._thread.start()
+        if not self._inbox.put(request):
+            self._report(request, self._closed_error(), False)
+
+    def abort(self, transfer: Transfer | None) -> None:
+        """See ``Carrier.abort``: cuts the connection if it works for ``transfer``."""
+        if transfer is None:
+            self._inbox.close()
+        for request in self._inbox.discard(transfer):
+            self._report(request, self._closed_error(), False)
+        with self._lock:
+            self._closing = self._closing or transfer is None
+            hit = self._closing or any(r.transfer is transfer for r in self._in_flight)
+            if hit and self._channel is not None:
+                self._cut = True
+                self._channel.shutdown()
 
     def join(self) -> None:
-        """Wait for the end; the queue must be closed and the lane interrupted."""
-        self._thread.join()
+        """See ``Carrier.join``."""
+        if self._started:
+            self._thread.join()
 
-    def interrupt(self, transfer: Transfer | None) -> None:
-        """Cut the connection if it works for ``transfer`` (None: in any case)."""
-        with self._lock:
-            if transfer is None:
-                self._closing = True
-                hit = True
-            else:
-                hit = any(each.transfer is transfer for each in self._in_flight)
-            if hit and self._channel is not None:
-                self._interrupted = True
-                self._channel.shutdown()
+    def _closed_error(self) -> TransferError:
+        return Unreachable("given up", node=self._dialer.address.node, path=self.path)
 
     def _run(self) -> None:
         while True:
-            request = self._queue.take(wait=not self._in_flight)
+            request = self._inbox.take(wait=not self._in_flight)
             if request is None and not self._in_flight:
                 break
             try:
@@ -115,8 +116,7 @@ class Lane:
                 self._retire(request)
                 return
             self._send_in_turn(request)
-        full = len(self._in_flight) >= IN_FLIGHT
-        if self._in_flight and (request is None or full):
+        elif self._in_flight:
             self._receive(self._in_flight[0])
 
     def _send_in_turn(self, request: Request) -> None:
@@ -131,7 +131,7 @@ class Lane:
             channel, session = self._dialer.dial(Use.DATA, left_s)
             with self._lock:
                 self._channel, self._session = channel, session
-                self._interrupted = False
+                self._cut = False
                 if self._closing:
                     channel.shutdown()
             self._request_id = 0
@@ -139,6 +139,7 @@ class Lane:
 
     def _send(self, request: Request) -> None:
         channel, session = self._connected(request)
+        self._progress_s = self._clock.monotonic()
         self._request_id += 1
         request.frame_id = self._request_id
         grants: dict[tuple[int, bytes], int] = {}
@@ -165,20 +166,31 @@ class Lane:
             digests.update(window)
             out.extend(part for _, part in window)
             channel.send(out, check)
+            self._progress_s = self._clock.monotonic()
             out = []
         values = digests.finish()
         out.append(struct.pack(f"<{len(values)}Q", *values))
         channel.send(out, check)
         for piece, value in zip(request.pieces, values, strict=True):
-            request.transfer.digest(piece.slice_index, value)
+            request.transfer.moved(piece, value)
 
     def _check_of(self, request: Request) -> Callable[[], None]:
+        # a stream that lost bytes is silent: leave time to try again elsewhere
+        patience_s = request.transfer.deadline_s - request.transfer.started_s
+        stall_s = min(LONGEST_STALL_S, max(SHORTEST_STALL_S, patience_s / 4))
+
         def check() -> None:
             if request.transfer.failed:
                 raise Unreachable("given up")
             if request.transfer.remaining_s() <= 0:
                 request.transfer.expire()
-                raise TimedOut("the deadline passed", path="tcp")
+                raise TimedOut("the deadline passed")
+            if self._clock.monotonic() > self._progress_s + stall_s:
+                raise Unreachable(
+                    f"nothing came for {stall_s:g} s",
+                    node=self._dialer.address.node,
+                    path=self.path,
+                )
 
         return check
 
@@ -186,8 +198,9 @@ class Lane:
         """Take the answer to the oldest request in flight."""
         channel, session = self._channel, self._session
         if channel is None or session is None:
-            raise Unreachable("the connection is gone", path="tcp")
+            raise Unreachable("the connection is gone", path=self.path)
         check = self._check_of(request)
+        self._progress_s = self._clock.monotonic()
         head = unpack_head(channel.receive(HEAD_BYTES, check))
         body = channel.receive(head.body_length, check)
         verify(session.receive_key, head, body)
@@ -206,6 +219,7 @@ class Lane:
         digests = Digests(request.views)
         for window in windows(request.views):
             channel.receive_into([part for _, part in window], check)
+            self._progress_s = self._clock.monotonic()
             digests.update(window)
         count = len(request.views)
         sent = struct.unpack(f"<{count}Q", channel.receive(8 * count, check))
@@ -216,10 +230,10 @@ class Lane:
                 return Corrupt(
                     "the bytes that arrived are not those that were sent",
                     node=self._dialer.address.node,
-                    path="tcp",
+                    path=self.path,
                     slice_index=piece.slice_index,
                 )
-            request.transfer.digest(piece.slice_index, ours)
+            request.transfer.moved(piece, ours)
         return None
 
     def _fault(self, request: Request, error: TransferError) -> TransferError:
@@ -234,28 +248,28 @@ class Lane:
     def _retire(self, request: Request, error: TransferError | None = None) -> None:
         with self._lock:
             self._in_flight.remove(request)
-        if error is None:
-            request.settle()
-        else:
-            self._broken(request, error)
+        # the rail is to blame for wrong bytes, not for what the peer refuses
+        self._report(request, error, isinstance(error, Corrupt))
 
     def _drop(self, error: Exception) -> None:
         """The connection is of no use any more; whoever was on it is told."""
         self._hang_up()
         node = self._dialer.address.node
-        if self._interrupted or any(each.transfer.failed for each in self._in_flight):
-            wrong: TransferError = InterruptedLaneError("cut", node=node, path="tcp")
-        elif isinstance(error, FrameError):
-            wrong = Corrupt(str(error), node=node, path="tcp")
+        if isinstance(error, FrameError):
+            wrong: TransferError = Corrupt(str(error), node=node, path=self.path)
         elif isinstance(error, TransferError):
             wrong = error
         else:
-            wrong = Unreachable(f"the connection broke: {error}", node=node, path="tcp")
+            wrong = Unreachable(
+                f"the connection broke: {error}", node=node, path=self.path
+            )
         with self._lock:
             dropped = list(self._in_flight)
             self._in_flight.clear()
-        for request in dropped:
-            self._broken(request, wrong)
+        # cut by us, or given up for one of them: the others go again, at no cost
+        blame = not self._cut and not any(each.transfer.failed for each in dropped)
+        for request in [*dropped, *self._inbox.discard(None)]:
+            self._report(request, wrong, blame and request in dropped)
 
     def _hang_up(self) -> None:
         with self._lock:

@@ -1,0 +1,35 @@
+"""The seam between a peer's requests and what carries them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from kvtide.transfer.errors import TransferError
+from kvtide.transfer.requests import Request
+from kvtide.transfer.transfer import Transfer
+
+
+class Carrier(ABC):
+    """Carries requests over one rail.
+
+    It ends every request that it was given with exactly one call of ``report``, when
+    it touches the request's memory no more.
+    """
+
+    path: str
+    """The transport's name, as callers see it."""
+
+    @abstractmethod
+    def submit(self, request: Request) -> None:
+        """Take a request; never blocks."""
+
+    @abstractmethod
+    def abort(self, transfer: Transfer | None) -> None:
+        """End the requests of a transfer (None: of all, for ever) soon."""
+
+    @abstractmethod
+    def join(self) -> None:
+        """Wait for the end, after ``abort(None)``."""
+
+
+Report = Callable[[Request, TransferError | None, bool], None]
+"""Of a request, its error if any, and whether the rail is to blame for it."""

@@ -1,0 +1,176 @@
+"""Which rail carries which request, by expected finish time. Pure.
+
+A rail is one way to the peer: a connection over one network card, or an RDMA device.
+A request goes to the rail that is expected to finish it first:
+
+    (bytes in flight + its own bytes) / measured bandwidth * penalty
+
+A rail takes a few requests at a time; the rest waits here, so that late news still
+counts. A failing rail is paused, longer each time; a slow one has a low bandwidth and
+gets less. Rails of a lower tier are used only while all of the tiers above are paused.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+DEPTH = 4
+BACKGROUND_DEPTH = 2
+FIRST_GUESS_BYTES_S = 1e9
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 10.0
+_SAMPLE_WEIGHT = 0.3
+# too small to tell bandwidth from latency
+_SMALLEST_SAMPLE_BYTES = 64 << 10
+# an unused rail's bandwidth is believed twice as high after each of these
+_FORGET_S = 5.0
+
+
+class Job(Protocol):
+    """What the schedule must know of a request."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it moves."""
+        ...
+
+    @property
+    def urgency(self) -> int:
+        """0 goes first."""
+        ...
+
+
+JobT = TypeVar("JobT", bound=Job)
+
+
+@dataclass(slots=True)
+class Rail:
+    """One way to the peer, and what is known of it.
+
+    ``penalty`` multiplies its expected times (2.0: memory is on another NUMA node).
+    """
+
+    name: str
+    tier: int = 0
+    penalty: float = 1.0
+    bandwidth_bytes_s: float = FIRST_GUESS_BYTES_S
+    in_flight: int = 0
+    in_flight_bytes: int = 0
+    moved_bytes: int = 0
+    failures: int = 0
+    failures_in_a_row: int = 0
+    paused_until_s: float = 0.0
+    last_change_s: float = 0.0
+
+    def believed_bytes_s(self, now_s: float, best_bytes_s: float) -> float:
+        """The bandwidth to plan with: an old measurement of an idle rail fades."""
+        if self.in_flight or self.bandwidth_bytes_s >= best_bytes_s:
+            return self.bandwidth_bytes_s
+        doublings = min(40.0, max(0.0, (now_s - self.last_change_s) / _FORGET_S))
+        return min(best_bytes_s, self.bandwidth_bytes_s * 2.0**doublings)
+
+
+class Schedule(Generic[JobT]):
+    """See the module. Events in, assignments out."""
+
+    def __init__(self, rails: Sequence[Rail]) -> None:
+        """Start with nothing to do."""
+        self.rails = list(rails)
+        self._waiting: list[tuple[int, int, JobT]] = []
+        self._count = 0
+
+    def put(self, job: JobT) -> None:
+        """A request to be assigned."""
+        self._count += 1
+        heapq.heappush(self._waiting, (job.urgency, self._count, job))
+
+    def assign(self, now_s: float) -> list[tuple[JobT, int]]:
+        """Requests that go out now, each with the index of its rail."""
+        assigned: list[tuple[JobT, int]] = []
+        while self._waiting:
+            urgency, _, job = self._waiting[0]
+            index = self._best(job.nbytes, now_s)
+            if index is None:
+                break
+            rail = self.rails[index]
+            if rail.in_flight >= (DEPTH if urgency == 0 else BACKGROUND_DEPTH):
+                break
+            heapq.heappop(self._waiting)
+            if rail.in_flight == 0:
+                rail.last_change_s = now_s
+            rail.in_flight += 1
+            rail.in_flight_bytes += job.nbytes
+            assigned.append((job, index))
+        return assigned
+
+    def finished(self, index: int, nbytes: int, now_s: float) -> None:
+        """A rail has moved a request."""
+        rail = self._left(index, nbytes)
+        rail.moved_bytes += nbytes
+        rail.failures_in_a_row = 0
+        rail.paused_until_s = 0.0
+        seconds = now_s - rail.last_change_s
+        if nbytes >= _SMALLEST_SAMPLE_BYTES and seconds > 0:
+            sample = nbytes / seconds
+            rail.bandwidth_bytes_s += _SAMPLE_WEIGHT * (sample - rail.bandwidth_bytes_s)
+        rail.last_change_s = now_s
+
+    def failed(self, index: int, nbytes: int, now_s: float) -> None:
+        """A request failed on a rail, by the rail's fault: it is paused."""
+        rail = self._left(index, nbytes)
+        rail.failures += 1
+        # those that were in flight together fail together: one pause for all
+        if now_s >= rail.paused_until_s:
+            pause_s = FIRST_PAUSE_S * 2.0 ** min(rail.failures_in_a_row, 20)
+            rail.paused_until_s = now_s + min(LONGEST_PAUSE_S, pause_s)
+            rail.failures_in_a_row += 1
+        rail.last_change_s = now_s
+
+    def returned(self, index: int, nbytes: int) -> None:
+        """A request came back from a rail through no fault of the rail."""
+        self._left(index, nbytes)
+
+    def take_out(self, unwanted: Callable[[JobT], bool]) -> list[JobT]:
+        """Remove waiting requests."""
+        out = [entry[2] for entry in self._waiting if unwanted(entry[2])]
+        if out:
+            kept = [entry for entry in self._waiting if not unwanted(entry[2])]
+            self._waiting = kept
+            heapq.heapify(self._waiting)
+        return out
+
+    def wake_s(self, now_s: float) -> float | None:
+        """When ``assign`` should be asked again, if requests wait for a pause's end."""
+        if not self._waiting:
+            return None
+        ends = [r.paused_until_s for r in self.rails if r.paused_until_s > now_s]
+        return min(ends) if ends else None
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._waiting)
+
+    def _left(self, index: int, nbytes: int) -> Rail:
+        rail = self.rails[index]
+        rail.in_flight -= 1
+        rail.in_flight_bytes -= nbytes
+        return rail
+
+    def _best(self, nbytes: int, now_s: float) -> int | None:
+        usable = [
+            index
+            for index, rail in enumerate(self.rails)
+            if rail.paused_until_s <= now_s
+        ]
+        if not usable:
+            return None
+        tier = min(self.rails[index].tier for index in usable)
+        best_bytes_s = max(self.rails[index].bandwidth_bytes_s for index in usable)
+
+        def finish_s(index: int) -> tuple[float, int]:
+            rail = self.rails[index]
+            rate = rail.believed_bytes_s(now_s, best_bytes_s)
+            return (rail.in_flight_bytes + nbytes) / rate * rail.penalty, index
+
+        return min((i for i in usable if self.rails[i].tier == tier), key=finish_s)
