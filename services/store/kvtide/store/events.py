@@ -1,0 +1,154 @@
+"""What happens to a store, and what it wants done: the machine's two vocabularies."""
+
+from dataclasses import dataclass
+
+from kvtide.bus.messages import (
+    Ack,
+    BadCopy,
+    BlocksChanged,
+    Failure,
+    LeaseRelease,
+    Owned,
+    PlacementMade,
+    Presence,
+    PresenceReply,
+    PutBegin,
+    PutCommit,
+    PutCommitted,
+    PutGranted,
+    SnapshotPage,
+    SnapshotPull,
+)
+from kvtide.kv import BlockKey, Located, NodeRef, SpaceTags, Tier
+
+StoreRequest = (
+    PutBegin
+    | PutCommit
+    | LeaseRelease
+    | Owned
+    | Presence
+    | SnapshotPull
+    | BadCopy
+    | PlacementMade
+)
+"""The messages that a store's machine understands."""
+
+StoreAnswer = Ack | Failure | PutGranted | PutCommitted | PresenceReply | SnapshotPage
+"""What it answers."""
+
+
+# ---- events
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message came. ``token`` names the waiting asker; None: nobody waits."""
+
+    message: StoreRequest
+    sender: NodeRef
+    token: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The bytes of a slot were compared with what they should be (see ``Verify``)."""
+
+    slot: int
+    generation: int
+    ok: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerUp:
+    """The roster knows this life of a node; lives before it are over."""
+
+    owner: NodeRef
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerGone:
+    """The roster says that this life of a node is over."""
+
+    owner: NodeRef
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionGone:
+    """The last transfer connection of this life of a node has ended."""
+
+    owner: NodeRef
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; needed no later than ``StoreMachine.wake_at_s``."""
+
+
+Event = Received | Verified | OwnerUp | OwnerGone | ConnectionGone | Tick
+
+
+# ---- commands
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer the asker ``token``."""
+
+    token: int
+    message: StoreAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class Gossip:
+    """Tell everyone, in this order."""
+
+    message: BlocksChanged
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Compare a slot's bytes with this, off the hot path, and say ``Verified``.
+
+    ``key`` is ``PRIVATE_KEY`` for a private block; the slot starts at ``offset``.
+    """
+
+    slot: int
+    generation: int
+    offset: int
+    slot_bytes: int
+    header_bytes: int
+    key: BlockKey
+    tags: SpaceTags
+    tokens: int
+    header_xxh3: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRow:
+    """A row of the catalog: one copy that came."""
+
+    located: Located
+    tier: Tier
+    tokens: int
+    tags: SpaceTags
+
+
+@dataclass(frozen=True, slots=True)
+class GoneRow:
+    """The copy of ``key`` with this generation went, and why."""
+
+    key: BlockKey
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRows:
+    """Keep the catalog up to date, some time; ``gone`` before ``came``."""
+
+    came: tuple[BlockRow, ...]
+    gone: tuple[GoneRow, ...]
+
+
+Command = Reply | Gossip | Verify | WriteRows

@@ -1,0 +1,191 @@
+"""The blocks that a store has: slots, keys, and the changes that others must hear.
+
+Whatever enters or leaves the index goes through here, so that gossip, catalog rows
+and slots never disagree.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvtide.bus.messages import SnapshotPage
+from kvtide.kv import PRIVATE_KEY, BlockKey, Located, NodeRef, SlotRef, SpaceTags, Tier
+from kvtide.store.changes import ChangeLog
+from kvtide.store.events import BlockRow, GoneRow, Gossip, Verify, WriteRows
+from kvtide.store.index import KeyIndex
+from kvtide.store.slots import SlotState, SlotTable
+
+GOSSIP_LIMIT = 1000
+ARENA = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What many blocks have in common: interned, so that a slot keeps a number."""
+
+    tags: SpaceTags
+    slot_bytes: int
+    header_bytes: int
+
+
+class Inventory:
+    """See the module."""
+
+    def __init__(self, store: NodeRef, table: SlotTable) -> None:
+        """An empty store."""
+        self.store = store
+        self.table = table
+        self.index = KeyIndex()
+        self.log = ChangeLog(store)
+        self.evicted = 0
+        self._spaces: list[Space] = []
+        self._space_numbers: dict[Space, int] = {}
+        self._came: dict[BlockKey, BlockRow] = {}
+        self._gone: list[GoneRow] = []
+
+    # ---- taking and giving slots
+
+    def reserve(
+        self, space: Space, key: BlockKey | None, tokens: int, now_s: float
+    ) -> int | None:
+        """A slot to write; evicts if it must. None: nothing may be evicted."""
+        number = self._space_number(space)
+        table = self.table
+        slot = table.take(space.slot_bytes, space=number, tokens=tokens)
+        while slot is None:
+            victims = table.victims(space.slot_bytes)
+            if not victims:
+                return None
+            for victim in victims:
+                self.drop(victim, "evicted", now_s)
+                table.free(victim)
+                self.evicted += 1
+            slot = table.take(space.slot_bytes, space=number, tokens=tokens)
+        table.key[slot] = key
+        return slot
+
+    def admit(self, slot: int, header_xxh3: int, now_s: float) -> bool:
+        """A verified slot is committed; false: its key was here, it stays private."""
+        table = self.table
+        table.commit(slot, header_xxh3)
+        key = table.key[slot]
+        if key is None:
+            return True
+        if self.index.get(key) is not None:
+            table.key[slot] = None
+            return False
+        self.index.add(key, slot)
+        located = self.located(slot)
+        self.log.add(located, now_s)
+        tags = self.space(slot).tags
+        self._came[key] = BlockRow(located, Tier.DRAM, table.tokens[slot], tags)
+        return True
+
+    def drop(self, slot: int, reason: str, now_s: float) -> None:
+        """Take a slot's block out of the index, if it is there; the slot stays."""
+        key = self.table.key[slot]
+        if key is None or self.index.get(key) != slot:
+            return
+        self.index.remove(key)
+        self.table.key[slot] = None
+        generation = self.table.generation[slot]
+        self.log.drop(key, generation, now_s)
+        if self._came.pop(key, None) is None:
+            self._gone.append(GoneRow(key, generation, reason))
+
+    # ---- looking
+
+    def space(self, slot: int) -> Space:
+        """What the slot's block belongs to."""
+        return self._spaces[self.table.space[slot]]
+
+    def slot_ref(self, slot: int) -> SlotRef:
+        """The present use of a slot, for others."""
+        return SlotRef(
+            node=self.store.node,
+            epoch=self.store.epoch,
+            tier=Tier.DRAM,
+            arena=ARENA,
+            offset=self.table.offset(slot),
+            length=self.table.slot_bytes(slot),
+            generation=self.table.generation[slot],
+        )
+
+    def located(self, slot: int) -> Located:
+        """The descriptor of a committed block."""
+        key = self.table.key[slot]
+        return Located(
+            PRIVATE_KEY if key is None else key,
+            self.slot_ref(slot),
+            self.table.header_xxh3[slot],
+        )
+
+    def find(self, ref: SlotRef) -> int | None:
+        """The slot, if it is in the use that ``ref`` names."""
+        if ref.owner != self.store or ref.arena != ARENA:
+            return None
+        return self.table.find(ref.offset, ref.generation)
+
+    def present(self, keys: Sequence[BlockKey]) -> tuple[Located, ...]:
+        """The copies of the first keys, up to the first that is not here."""
+        found: list[Located] = []
+        for key in keys:
+            slot = self.index.get(key)
+            if slot is None:
+                break
+            found.append(self.located(slot))
+        return tuple(found)
+
+    def check_of(self, slot: int, header_xxh3: int) -> Verify:
+        """What the slot's bytes must be."""
+        key, space = self.table.key[slot], self.space(slot)
+        return Verify(
+            slot=slot,
+            generation=self.table.generation[slot],
+            offset=self.table.offset(slot),
+            slot_bytes=space.slot_bytes,
+            header_bytes=space.header_bytes,
+            key=PRIVATE_KEY if key is None else key,
+            tags=space.tags,
+            tokens=self.table.tokens[slot],
+            header_xxh3=header_xxh3,
+        )
+
+    def warm(self, keys: Sequence[BlockKey], hold_until_s: float, now_s: float) -> None:
+        """Blocks are about to be read: the chain's head ends as the most recent."""
+        for key in reversed(keys):
+            slot = self.index.get(key)
+            if slot is None or self.table.state[slot] != SlotState.COMMITTED:
+                continue
+            self.table.touch(slot)
+            if hold_until_s > now_s:
+                self.table.hold(slot, hold_until_s)
+
+    # ---- telling
+
+    def tell(self) -> list[Gossip | WriteRows]:
+        """All changes that nobody heard of yet."""
+        told: list[Gossip | WriteRows] = [
+            Gossip(message) for message in self.log.take(GOSSIP_LIMIT)
+        ]
+        if self._came or self._gone:
+            told.append(WriteRows(tuple(self._came.values()), tuple(self._gone)))
+            self._came, self._gone = {}, []
+        return told
+
+    def page(self, after: BlockKey | None, limit: int) -> SnapshotPage:
+        """A page of the index as of change ``log.seq``; call after ``tell``."""
+        keys = self.index.page(after, limit)
+        slots = (self.index.get(key) for key in keys)
+        return SnapshotPage(
+            store=self.store,
+            seq=self.log.seq,
+            located=tuple(self.located(slot) for slot in slots if slot is not None),
+            next_key=keys[-1] if len(keys) == limit else None,
+        )
+
+    def _space_number(self, space: Space) -> int:
+        number = self._space_numbers.get(space)
+        if number is None:
+            number = self._space_numbers[space] = len(self._spaces)
+            self._spaces.append(space)
+        return number

@@ -1,0 +1,334 @@
+"""The store's decisions: messages, verdicts and time in; replies and gossip out.
+
+Pure: no clock, socket or memory. The shell and the simulator drive it alike.
+
+A lease ends by its owner's word (release, or two full lists that leave it out) or
+with its owner's life: its slots are then free at once, for nobody writes them any
+more. An owner that is merely silent is not believed to have stopped writing: the
+slots that it was writing are quarantined until it says so or its life is over.
+"""
+
+from dataclasses import dataclass, fields
+from typing import assert_never
+
+from kvtide.bus.messages import (
+    Ack,
+    BadCopy,
+    Failure,
+    LeaseRelease,
+    Owned,
+    PlacementMade,
+    Presence,
+    PresenceReply,
+    PutBegin,
+    PutCommit,
+    SnapshotPull,
+    StoreLoad,
+)
+from kvtide.kv import NodeRef
+from kvtide.store.events import (
+    Command,
+    ConnectionGone,
+    Event,
+    OwnerGone,
+    OwnerUp,
+    Received,
+    Reply,
+    StoreAnswer,
+    Tick,
+    Verified,
+)
+from kvtide.store.inventory import Inventory
+from kvtide.store.leases import Held, LeaseBook
+from kvtide.store.puts import Puts
+from kvtide.store.slots import SlotState, SlotTable
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRules:
+    """The machine's limits; times in seconds."""
+
+    arena_bytes: int
+    slab_bytes: int = 32 << 20
+    gossip_delay_s: float = 0.02
+    silence_s: float = 10.0
+    bad_slot_s: float = 30.0
+    hold_limit_s: float = 10.0
+    page_limit: int = 1000
+    keys_limit: int = 8192
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened since the start; each only grows."""
+
+    puts: int = 0
+    stored: int = 0
+    duplicates: int = 0
+    existing: int = 0
+    no_room: int = 0
+    corrupt_commits: int = 0
+    stale_commits: int = 0
+    bad_reports: int = 0
+    bad_copies: int = 0
+    leases_expired: int = 0
+    fenced_messages: int = 0
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The counters."""
+        return tuple(field.name for field in fields(cls))
+
+
+class StoreMachine:
+    """One life of a store. ``handle`` is the only way in."""
+
+    def __init__(
+        self, store: NodeRef, rules: StoreRules, *, first_generation: int = 1
+    ) -> None:
+        """An empty store; a later life goes on with ``next_generation``."""
+        self.rules = rules
+        self.tally = Tally()
+        table = SlotTable(
+            rules.arena_bytes,
+            slab_bytes=rules.slab_bytes,
+            first_generation=first_generation,
+        )
+        self.inventory = Inventory(store, table)
+        self.leases = LeaseBook()
+        self._puts = Puts(self.inventory, self.tally)
+        self._rechecks: set[tuple[int, int]] = set()
+        self._bad: dict[tuple[int, int], float] = {}
+        self._silence_check_s = 0.0
+
+    # ---- what the shell and tests look at
+
+    @property
+    def store(self) -> NodeRef:
+        """Whose machine this is."""
+        return self.inventory.store
+
+    @property
+    def next_generation(self) -> int:
+        """Above every generation given out."""
+        return self.inventory.table.next_generation
+
+    def resting(self) -> tuple[tuple[int, int], ...]:
+        """Uses (slot, generation) in quarantine because their bytes went bad."""
+        return tuple(self._bad)
+
+    def load(self) -> StoreLoad:
+        """For the beat."""
+        counts = self.inventory.table.counts()
+        return StoreLoad(
+            total_slots=counts.total,
+            free_slots=counts.free,
+            used_slots=counts.used,
+            reserved_slots=counts.reserved,
+            quarantined_slots=counts.quarantined,
+            used_bytes=counts.used_bytes,
+            capacity_bytes=self.rules.arena_bytes,
+            leases=len(self.leases),
+            pins=self.inventory.table.pinned,
+            seq=self.inventory.log.seq,
+        )
+
+    def wake_at_s(self, now_s: float) -> float:
+        """When a ``Tick`` is needed at the latest."""
+        due = [min(self._silence_check_s, now_s + self.rules.silence_s)]
+        since_s = self.inventory.log.since_s
+        if since_s is not None:
+            due.append(since_s + self.rules.gossip_delay_s)
+        if self._bad:
+            due.append(next(iter(self._bad.values())))
+        hold_s = self.inventory.table.first_hold_ends_s
+        if hold_s is not None:
+            due.append(hold_s)
+        return min(due)
+
+    # ---- events
+
+    def handle(self, event: Event, now_s: float) -> list[Command]:
+        """Take one event; what must be done now, in order."""
+        match event:
+            case Received():
+                return self._receive(event, now_s)
+            case Verified():
+                return self._verified(event, now_s)
+            case OwnerUp(owner):
+                self._owner_up(owner)
+            case OwnerGone(owner):
+                self._end_life(owner)
+            case ConnectionGone(owner):
+                self._unplugged(owner)
+            case Tick():
+                return self._tick(now_s)
+            case _:
+                assert_never(event)
+        return []
+
+    def _receive(self, event: Received, now_s: float) -> list[Command]:
+        if self.leases.is_over(event.sender):
+            self.tally.fenced_messages += 1
+            return self._reply(event, _failure("fenced", "your life is over: rejoin"))
+        match event.message:
+            case PutBegin() | PutCommit() | LeaseRelease() | Owned():
+                return self._lease_message(event, event.message, now_s)
+            case Presence(keys=keys):
+                found = self.inventory.present(keys[: self.rules.keys_limit])
+                return self._reply(event, PresenceReply(located=found))
+            case SnapshotPull(after=after, limit=limit):
+                told: list[Command] = [*self.inventory.tell()]
+                limit = max(1, min(limit, self.rules.page_limit))
+                page = self.inventory.page(after, limit)
+                return told + self._reply(event, page)
+            case BadCopy():
+                return self._bad_report(event, event.message)
+            case PlacementMade(keys=keys, hold_ms=hold_ms):
+                hold_s = min(max(0.0, hold_ms / 1e3), self.rules.hold_limit_s)
+                warm = keys[: self.rules.keys_limit]
+                self.inventory.warm(warm, now_s + hold_s, now_s)
+                return self._reply(event, Ack())
+            case _:
+                assert_never(event.message)
+
+    def _lease_message(
+        self,
+        event: Received,
+        message: PutBegin | PutCommit | LeaseRelease | Owned,
+        now_s: float,
+    ) -> list[Command]:
+        ref = message.owner if isinstance(message, Owned) else message.lease.owner
+        if ref != event.sender:
+            return self._reply(event, _failure("not_owner", "the lease is another's"))
+        self._owner_up(ref)
+        owner = self.leases.heard(ref, now_s)
+        match message:
+            case PutBegin():
+                owner.unplugged = False
+                return self._reply(event, self._puts.begin(owner, message, now_s))
+            case PutCommit(lease=lease):
+                held = owner.leases.get(lease)
+                return self._puts.commit(held, message, event.token)
+            case LeaseRelease(lease=lease):
+                held = owner.leases.pop(lease, None)
+                ended = [] if held is None else [held]
+            case Owned():
+                ended = self.leases.take_list(message)
+            case _:
+                assert_never(message)
+        for held in ended:
+            self._end(held)
+        return self._reply(event, Ack())
+
+    def _verified(self, event: Verified, now_s: float) -> list[Command]:
+        use = (event.slot, event.generation)
+        if use not in self._rechecks:
+            return self._puts.verified(event, now_s)
+        self._rechecks.discard(use)
+        table = self.inventory.table
+        still = table.is_use(*use) and table.state[event.slot] == SlotState.COMMITTED
+        if event.ok or not still:
+            return []
+        self.tally.bad_copies += 1
+        self.inventory.drop(event.slot, "corrupt", now_s)
+        table.quarantine(event.slot)
+        self._bad[use] = now_s + self.rules.bad_slot_s
+        return []
+
+    def _bad_report(self, event: Received, report: BadCopy) -> list[Command]:
+        self.tally.bad_reports += 1
+        reply = self._reply(event, Ack())
+        slot = self.inventory.find(report.located.slot)
+        table = self.inventory.table
+        if slot is None or table.state[slot] != SlotState.COMMITTED:
+            return reply
+        use = (slot, table.generation[slot])
+        if use in self._rechecks:
+            return reply
+        self._rechecks.add(use)
+        return [self.inventory.check_of(slot, table.header_xxh3[slot]), *reply]
+
+    def _owner_up(self, owner: NodeRef) -> None:
+        self.leases.revive(owner)
+        self._end_life(NodeRef(owner.node, owner.epoch - 1))
+
+    def _end_life(self, owner: NodeRef) -> None:
+        for held in self.leases.end_life(owner):
+            self._end(held)
+
+    def _unplugged(self, ref: NodeRef) -> None:
+        owner = self.leases.owner(ref)
+        if owner is None:
+            return
+        owner.unplugged = True
+        for held in [held for held in owner.leases.values() if held.expired]:
+            del owner.leases[held.lease]
+            self._end(held)
+
+    def _tick(self, now_s: float) -> list[Command]:
+        table = self.inventory.table
+        table.end_holds(now_s)
+        for use in [use for use, end_s in self._bad.items() if end_s <= now_s]:
+            del self._bad[use]
+            table.free(use[0])
+        if now_s >= self._silence_check_s:
+            self._silence_check_s = now_s + self.rules.silence_s / 4
+            self._expire_silent(now_s)
+        since_s = self.inventory.log.since_s
+        if since_s is not None and now_s >= since_s + self.rules.gossip_delay_s:
+            return [*self.inventory.tell()]
+        return []
+
+    # ---- the end of leases
+
+    def _expire_silent(self, now_s: float) -> None:
+        for owner, held in self.leases.silent(now_s - self.rules.silence_s):
+            self.tally.leases_expired += 1
+            if owner.unplugged:
+                del owner.leases[held.lease]
+                self._end(held)
+            else:
+                self._expire(held)
+
+    def _end(self, held: Held) -> None:
+        """Nobody writes for this lease any more: free what is its alone."""
+        for slot, generation in reversed(held.slots.items()):
+            self._let_go(slot, generation, quarantine=False)
+
+    def _expire(self, held: Held) -> None:
+        """The owner is silent and may still write what it had begun."""
+        suspect = {
+            slot: generation
+            for slot, generation in held.slots.items()
+            if self._let_go(slot, generation, quarantine=True)
+        }
+        held.slots, held.grants, held.expired = suspect, {}, True
+
+    def _let_go(self, slot: int, generation: int, *, quarantine: bool) -> bool:
+        """End a lease's hold on one slot; true: it is in quarantine now."""
+        table = self.inventory.table
+        if not table.is_use(slot, generation):
+            return False
+        match SlotState(table.state[slot]):
+            case SlotState.WRITING if quarantine:
+                table.quarantine(slot)
+                return True
+            case SlotState.WRITING:
+                table.free(slot)
+            case SlotState.QUARANTINED:
+                # one that is there for bad bytes stays for its time
+                if (slot, generation) not in self._bad:
+                    table.free(slot)
+            case SlotState.COMMITTED if table.key[slot] is None:
+                table.free(slot)
+            case _:
+                table.unpin(slot)
+        return False
+
+    def _reply(self, event: Received, message: StoreAnswer) -> list[Command]:
+        return [] if event.token is None else [Reply(event.token, message)]
+
+
+def _failure(code: str, reason: str) -> Failure:
+    return Failure(code=code, reason=reason)
