@@ -17,7 +17,8 @@ from kvtide.bus.errors import (
     NoResponder,
     WireError,
 )
-from kvtide.bus.follower import BlockSink
+from kvtide.bus.follower import BlockFollower, BlockSink
+from kvtide.bus.following import BlockFollowing, FollowTimes
 from kvtide.bus.identity import Identity
 from kvtide.bus.interface import Bus, Handler, Incoming, Later, Lost, Subscription
 from kvtide.bus.limits import BusLimits
@@ -46,6 +47,8 @@ from kvtide.bus.subscription import LinkedSubscription
 __all__ = [
     "HOPS",
     "PROTOCOL",
+    "BlockFollower",
+    "BlockFollowing",
     "BlockSink",
     "Bus",
     "BusClosed",
@@ -59,6 +62,7 @@ __all__ = [
     "DropReason",
     "EpochError",
     "FaultyNetwork",
+    "FollowTimes",
     "Gone",
     "GoneReason",
     "Handler",
