@@ -157,6 +157,8 @@ class Dispatcher:
 
     def _seen(self, beat: Beat, now_s: float) -> list[Command]:
         before = self._members.seen(beat)
+        if before is not None and before.node.epoch < beat.node.epoch:
+            self._lost(before)
         self._bookings.reported(beat.node.node, now_s)
         if before is not None and _recorded(before) == _recorded(beat):
             return []
@@ -166,11 +168,15 @@ class Dispatcher:
         beat = self._members.gone(ref)
         if beat is None:
             return []
-        if Role.STORE in beat.roles:
-            self._index.forget(ref.node)
-        if Role.GATEWAY in beat.roles:
-            self._bookings.gateway_gone(ref)
+        self._lost(beat)
         return [RecordNodeGone(ref.node, beat)]
+
+    def _lost(self, beat: Beat) -> None:
+        """That life of a node is over, and with it what it held and owned."""
+        if Role.STORE in beat.roles:
+            self._index.forget(beat.node.node)
+        if Role.GATEWAY in beat.roles:
+            self._bookings.gateway_gone(beat.node)
 
     def _ended(self, ended: RequestEnded, now_s: float) -> list[Command]:
         """Close the book; the conductor that placed it records it, if it still lives."""

@@ -1,0 +1,210 @@
+"""Two conductors under any order of events, with messages lost and doubled."""
+
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.unit.conductor_cluster import (
+    BLOCK,
+    admit,
+    beat,
+    ended,
+    key,
+    located,
+    ref,
+)
+
+from kvtide.bus.messages import (
+    DecodeLoad,
+    Dropped,
+    NodeState,
+    Placed,
+    PlacementMade,
+    PrefillLoad,
+    Rejected,
+    StatusReply,
+)
+from kvtide.conductor.commands import (
+    Announce,
+    RecordEnd,
+    Reply,
+)
+from kvtide.conductor.dispatcher import Dispatcher
+from kvtide.conductor.events import (
+    AdmitAsked,
+    BlocksMoved,
+    EndHeard,
+    Event,
+    Fenced,
+    MemberGone,
+    MemberSeen,
+    PlacementHeard,
+    ReplyTo,
+    StatusAsked,
+    Tick,
+)
+from kvtide.kv import BlockKey, Located, NodeId, NodeRef, Role
+from kvtide.policy import LeastTtft, Targets
+
+NAMES = {
+    "p1": Role.PREFILL,
+    "p2": Role.PREFILL,
+    "d1": Role.DECODE,
+    "d2": Role.DECODE,
+    "s1": Role.STORE,
+    "s2": Role.STORE,
+    "g1": Role.GATEWAY,
+}
+NODES = st.sampled_from(sorted(NAMES))
+STORES = st.sampled_from(["s1", "s2"])
+REQUESTS = st.integers(0, 6).map(lambda n: f"r{n}")
+
+
+class AnyOrderOfEvents(RuleBasedStateMachine):
+    """Two conductors, a cluster that comes and goes, messages lost and doubled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        policy = LeastTtft(targets=Targets(queue_ms=5000))
+        self.minds = [Dispatcher(ref(name), policy=policy) for name in ("c1", "c2")]
+        self.now_s = 1000.0
+        self.questions = 0
+        self.live: dict[str, int] = {}
+        self.ready: set[str] = set()
+        self.epochs = dict.fromkeys(NAMES, 0)
+        self.copies: dict[tuple[str, BlockKey], Located] = {}
+        self.answers: dict[tuple[int, str, int], Placed | Rejected] = {}
+        self.said: list[PlacementMade] = []
+
+    def tell(self, event: Event) -> None:
+        for mind in self.minds:
+            for command in mind.handle(event, self.now_s):
+                assert not isinstance(command, Reply)
+
+    @rule(name=NODES, new_life=st.booleans(), tokens=st.integers(0, 20_000))
+    def beats(self, name: str, new_life: bool, tokens: int) -> None:
+        if new_life or name not in self.live:
+            self.epochs[name] += 1
+            self.lose_blocks(name)
+        self.live[name] = self.epochs[name]
+        self.ready.add(name)
+        load = {
+            Role.PREFILL: PrefillLoad(queued_tokens=tokens),
+            Role.DECODE: DecodeLoad(kv_tokens_capacity=20_000, kv_tokens_used=tokens),
+        }.get(NAMES[name])
+        seen = beat(name, NAMES[name], epoch=self.epochs[name], load=load)
+        self.tell(MemberSeen(seen))
+
+    @rule(name=NODES)
+    def drains(self, name: str) -> None:
+        if name in self.live:
+            self.ready.discard(name)
+            state = NodeState.DRAINING
+            epoch = self.live[name]
+            self.tell(MemberSeen(beat(name, NAMES[name], epoch=epoch, state=state)))
+
+    @rule(name=NODES)
+    def dies(self, name: str) -> None:
+        if name in self.live:
+            self.tell(MemberGone(ref(name, self.live.pop(name))))
+            self.ready.discard(name)
+            self.lose_blocks(name)
+
+    @rule(name=STORES, block=st.integers(0, 7), use=st.integers(1, 3))
+    def stores(self, name: str, block: int, use: int) -> None:
+        if name in self.live:
+            store = ref(name, self.live[name])
+            copy = located(key(block), store, generation=use)
+            self.tell(BlocksMoved(store, [copy], []))
+            self.copies[name, key(block)] = copy
+
+    @rule(name=STORES, block=st.integers(0, 7))
+    def evicts(self, name: str, block: int) -> None:
+        copy = self.copies.pop((name, key(block)), None)
+        if copy is not None and name in self.live:
+            drop = Dropped(copy.key, copy.slot.generation)
+            self.tell(BlocksMoved(copy.slot.owner, [], [drop]))
+
+    @rule(
+        which=st.integers(0, 1),
+        request=REQUESTS,
+        attempt=st.integers(0, 2),
+        tokens=st.integers(1, 8 * BLOCK),
+        excluded=st.sets(st.sampled_from(["p1", "p2", "d1"]), max_size=2),
+    )
+    def asks(
+        self,
+        which: int,
+        request: str,
+        attempt: int,
+        tokens: int,
+        excluded: set[str],
+    ) -> None:
+        question = admit(
+            request, attempt=attempt, tokens=tokens, excluded=sorted(excluded)
+        )
+        self.questions += 1
+        event = AdmitAsked(question, ReplyTo(self.questions))
+        commands = self.minds[which].handle(event, self.now_s)
+        replies = [command for command in commands if isinstance(command, Reply)]
+        assert [reply.reply_to for reply in replies] == [self.questions]
+        answer = replies[0].message
+        assert isinstance(answer, Placed | Rejected)
+        assert (answer.request, answer.attempt) == (question.request, attempt)
+        self.said += [c.made for c in commands if isinstance(c, Announce)]
+        if isinstance(answer, Placed):
+            self.is_sound(
+                answer, {NodeId(name) for name in excluded}, fresh=len(commands) > 1
+            )
+
+    def is_sound(self, answer: Placed, excluded: set[NodeId], *, fresh: bool) -> None:
+        for chosen in (answer.prefill, answer.decode):
+            if chosen is not None:
+                assert self.live.get(chosen.node) == chosen.epoch
+                assert chosen.node not in excluded
+                # a repeat may name one that has begun to drain since
+                assert not fresh or chosen.node in self.ready
+        if fresh:
+            for number, copy in enumerate(answer.reuse):
+                assert copy.key == key(number)
+                assert self.copies[copy.slot.node, copy.key] == copy
+
+    @rule(which=st.integers(0, 1), pick=st.integers(0, 30))
+    def hears(self, which: int, pick: int) -> None:
+        """Placements are heard late, twice, or never."""
+        if self.said:
+            made = self.said[pick % len(self.said)]
+            assert self.minds[which].handle(PlacementHeard(made), self.now_s) == []
+
+    @rule(request=REQUESTS, which=st.sets(st.integers(0, 1)))
+    def ends(self, request: str, which: set[int]) -> None:
+        for number in which:
+            over = ended(request, attempt=2)
+            commands = self.minds[number].handle(EndHeard(over), self.now_s)
+            assert commands in ([], [RecordEnd(over)])
+
+    @rule(which=st.integers(0, 1))
+    def wakes_up(self, which: int) -> None:
+        me = self.minds[which].me
+        later = NodeRef(me.node, me.epoch + 1)
+        assert self.minds[which].handle(Fenced(later), self.now_s) == []
+
+    @rule(seconds=st.sampled_from([0.0, 0.2, 1.0, 40.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.tell(Tick())
+
+    @invariant()
+    def the_index_knows_what_is_there(self) -> None:
+        for mind in self.minds:
+            (reply,) = mind.handle(StatusAsked((), ReplyTo(0)), self.now_s)
+            assert isinstance(reply, Reply)
+            status = reply.message
+            assert isinstance(status, StatusReply)
+            assert status.indexed_copies == len(self.copies)
+            assert 0 <= status.bookings <= 7
+
+    def lose_blocks(self, name: str) -> None:
+        self.copies = {k: v for k, v in self.copies.items() if k[0] != name}
+
+
+TestAnyOrderOfEvents = AnyOrderOfEvents.TestCase
+TestAnyOrderOfEvents.settings = settings(max_examples=80, stateful_step_count=50)
