@@ -26,11 +26,6 @@ modules="virtio_pci virtio_blk virtio_console virtio_rng crc32c_generic ext4 ove
 # what kvtide.transfer imports, and what its tests need; versions from constraints.txt
 python_packages="xxhash msgspec pydantic-settings structlog prometheus-client pytest pytest-timeout anyio hypothesis"
 
-stamp=$({ echo "$packages $modules"; cat "$here/image.sh" "$here"/guest/*; } | sha256sum | cut -c1-16)
-image=$cache/image-$stamp
-site_stamp=$({ echo "$python_packages"; cat "$root/constraints.txt"; } | sha256sum | cut -c1-16)
-site=$cache/site-$site_stamp
-
 export DEBIAN_FRONTEND=noninteractive
 install_tools() {
     local missing=()
@@ -49,7 +44,7 @@ install_tools() {
 static_busybox() {
     local found
     found=$(command -v busybox) || return 1
-    "$found" --list | grep -qx cpio || return 1
+    "$found" --list | grep -x cpio >/dev/null || return 1
     ! ldd "$found" >/dev/null 2>&1 || return 1
     echo "$found"
 }
@@ -148,6 +143,13 @@ build_site() {
         die "pip could not fetch the guest's Python packages"
     mv "$site.part" "$site"
 }
+
+# what is built from is in the name: a change builds anew
+stamp=$({ echo "$packages $modules"; cat "$here"/guest/*
+    declare -f build_image unpack_kernel copy_modules elf_kernel; } | sha256sum | cut -c1-16)
+image=$cache/image-$stamp
+stamp=$({ echo "$python_packages"; cat "$root/constraints.txt"; } | sha256sum | cut -c1-16)
+site=$cache/site-$stamp
 
 exec 9>"$cache/lock"
 flock 9

@@ -52,12 +52,15 @@ def test_equal_rails_share() -> None:
 def test_a_slow_rail_gets_less() -> None:
     moved = drive(Schedule([Rail("a"), Rail("b")]), [1e9, 1e8], 400)
     assert sum(moved) == 400
-    assert 10 < moved[1] < 80
+    # a tenth as fast: an eleventh is ideal
+    assert 20 < moved[1] < 60
 
 
 def test_a_penalty_counts() -> None:
-    moved = drive(Schedule([Rail("a"), Rail("b", penalty=3.0)]), [1e9, 1e9], 400)
-    assert moved[1] < moved[0] / 2
+    schedule = Schedule[Load]([Rail("a", penalty=3.0), Rail("b")])
+    for _ in range(2):
+        schedule.put(Load())
+    assert [rail for _, rail in schedule.assign(0)] == [1, 1]
 
 
 def test_a_lower_tier_only_helps_out() -> None:

@@ -6,7 +6,8 @@ A request goes to the rail that is expected to finish it first:
     (bytes in flight + its own bytes) / measured bandwidth * penalty
 
 A rail takes a few requests at a time; the rest waits here, so that late news still
-counts. A failing rail is paused, longer each time; a slow one has a low bandwidth and
+counts. When that rail is full, the next best takes it if it is done before all that
+waits would be. A failing rail is paused, longer each time; a slow one has a low bandwidth and
 gets less. Rails of a lower tier are used only while all of the tiers above are paused.
 """
 
@@ -78,11 +79,13 @@ class Schedule(Generic[JobT]):
         """Start with nothing to do."""
         self.rails = list(rails)
         self._waiting: list[tuple[int, int, JobT]] = []
+        self._waiting_bytes = 0
         self._count = 0
 
     def put(self, job: JobT) -> None:
         """A request to be assigned."""
         self._count += 1
+        self._waiting_bytes += job.nbytes
         heapq.heappush(self._waiting, (job.urgency, self._count, job))
 
     def assign(self, now_s: float) -> list[tuple[JobT, int]]:
@@ -90,13 +93,13 @@ class Schedule(Generic[JobT]):
         assigned: list[tuple[JobT, int]] = []
         while self._waiting:
             urgency, _, job = self._waiting[0]
-            index = self._best(job.nbytes, now_s)
+            depth = DEPTH if urgency == 0 else BACKGROUND_DEPTH
+            index = self._choose(job.nbytes, depth, now_s)
             if index is None:
                 break
-            rail = self.rails[index]
-            if rail.in_flight >= (DEPTH if urgency == 0 else BACKGROUND_DEPTH):
-                break
             heapq.heappop(self._waiting)
+            self._waiting_bytes -= job.nbytes
+            rail = self.rails[index]
             if rail.in_flight == 0:
                 rail.last_change_s = now_s
             rail.in_flight += 1
@@ -137,6 +140,7 @@ class Schedule(Generic[JobT]):
         if out:
             kept = [entry for entry in self._waiting if not unwanted(entry[2])]
             self._waiting = kept
+            self._waiting_bytes -= sum(job.nbytes for job in out)
             heapq.heapify(self._waiting)
         return out
 
@@ -157,7 +161,8 @@ class Schedule(Generic[JobT]):
         rail.in_flight_bytes -= nbytes
         return rail
 
-    def _best(self, nbytes: int, now_s: float) -> int | None:
+    def _choose(self, nbytes: int, depth: int, now_s: float) -> int | None:
+        """The rail for the next request; None when it is better to wait."""
         usable = [
             index
             for index, rail in enumerate(self.rails)
@@ -166,11 +171,22 @@ class Schedule(Generic[JobT]):
         if not usable:
             return None
         tier = min(self.rails[index].tier for index in usable)
+        usable = [index for index in usable if self.rails[index].tier == tier]
         best_bytes_s = max(self.rails[index].bandwidth_bytes_s for index in usable)
 
-        def finish_s(index: int) -> tuple[float, int]:
+        def finish_s(index: int, more_bytes: int) -> float:
             rail = self.rails[index]
             rate = rail.believed_bytes_s(now_s, best_bytes_s)
-            return (rail.in_flight_bytes + nbytes) / rate * rail.penalty, index
+            return (rail.in_flight_bytes + more_bytes) / rate * rail.penalty
 
-        return min((i for i in usable if self.rails[i].tier == tier), key=finish_s)
+        order = sorted(usable, key=lambda index: (finish_s(index, nbytes), index))
+        best = order[0]
+        for index in order:
+            if self.rails[index].in_flight >= depth:
+                continue
+            # a slower rail helps only if it is done before the best would be with all
+            all_done_s = finish_s(best, self._waiting_bytes)
+            if index == best or finish_s(index, nbytes) <= all_done_s:
+                return index
+            break
+        return None
