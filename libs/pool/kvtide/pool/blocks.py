@@ -1,0 +1,195 @@
+"""Verified reads of blocks and parts, straight into the caller's memory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from kvtide.bus import Node
+from kvtide.kv import BlockHeader, Layout, Located, SlotRef, SpaceTags
+from kvtide.pool.copies import BadBytes, check_parts, checked_header
+from kvtide.pool.limits import PoolLimits
+from kvtide.pool.metrics import PoolMetrics
+from kvtide.pool.outcomes import MissReason, PartRead, PartSink, ReadOutcome
+from kvtide.pool.reader import SlotRead, SlotReader
+from kvtide.pool.reports import BadCopyReports
+from kvtide.transfer import TransferResult
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockRead:
+    """One block under way: its header's private bytes, and the parts' targets."""
+
+    located: Located
+    header: bytearray
+    numbers: Sequence[int]
+    targets: Sequence[memoryview]
+
+    def slot_read(self, layout: Layout) -> SlotRead:
+        """The ranges to copy: the header first."""
+        parts = zip(self.numbers, self.targets, strict=True)
+        ranges = [(layout.part_offset(number), into) for number, into in parts]
+        return SlotRead(self.located.slot, [(0, memoryview(self.header)), *ranges])
+
+
+class BlockReader:
+    """The reading half of the pool's client."""
+
+    def __init__(
+        self,
+        node: Node,
+        reports: BadCopyReports,
+        limits: PoolLimits,
+        metrics: PoolMetrics,
+    ) -> None:
+        """Reads go through the node's endpoint."""
+        self._clock = node.clock
+        self._slots = SlotReader(node, limits)
+        self._reports = reports
+        self._metrics = metrics
+
+    async def headers(
+        self,
+        located: Sequence[Located],
+        tags: SpaceTags,
+        layout: Layout,
+        *,
+        timeout_s: float,
+        purpose: str,
+    ) -> list[BlockHeader | None]:
+        """See ``PoolClient.read_headers``."""
+        found: list[BlockHeader | None] = [None] * len(located)
+        reads = [_BlockRead(each, _header(layout), (), ()) for each in located]
+        results = await self._results(reads, layout, timeout_s, purpose)
+        for i, (read, result) in enumerate(zip(reads, results, strict=True)):
+            if isinstance(result, ReadOutcome):
+                self._metrics.read(purpose, result)
+                continue
+            try:
+                found[i] = checked_header(read.header, read.located, tags, layout)
+            except BadBytes as bad:
+                self._bad(read.located, bad, purpose)
+        return found
+
+    async def blocks(
+        self,
+        located: Sequence[Located],
+        tags: SpaceTags,
+        layout: Layout,
+        sinks: Sequence[PartSink],
+        *,
+        timeout_s: float,
+        purpose: str,
+        parts: range | None,
+    ) -> list[ReadOutcome]:
+        """See ``PoolClient.read_blocks``."""
+        started_s = self._clock.monotonic()
+        numbers = range(layout.parts) if parts is None else parts
+        reads = [
+            _BlockRead(each, _header(layout), numbers, [sink(i) for i in numbers])
+            for each, sink in zip(located, sinks, strict=True)
+        ]
+        results = await self._results(reads, layout, timeout_s, purpose)
+        verify = partial(self._verified, tags=tags, layout=layout, purpose=purpose)
+        outcomes = [
+            verify(read, result) for read, result in zip(reads, results, strict=True)
+        ]
+        self._count(outcomes, purpose, started_s)
+        return outcomes
+
+    async def parts(
+        self,
+        reads: Sequence[PartRead],
+        layout: Layout,
+        *,
+        timeout_s: float,
+        purpose: str,
+    ) -> list[ReadOutcome]:
+        """See ``PoolClient.read_parts``."""
+        started_s = self._clock.monotonic()
+        by_slot: dict[SlotRef, list[int]] = {}
+        for i, read in enumerate(reads):
+            by_slot.setdefault(read.slot, []).append(i)
+        slot_reads = [
+            SlotRead(
+                slot,
+                [(layout.part_offset(reads[i].part), reads[i].into) for i in members],
+            )
+            for slot, members in by_slot.items()
+        ]
+        results = await self._slots.read(
+            slot_reads, timeout_s=timeout_s, purpose=purpose
+        )
+        outcomes = [ReadOutcome()] * len(reads)
+        for members, result in zip(by_slot.values(), results, strict=True):
+            for place, i in enumerate(members):
+                outcomes[i] = self._part(reads[i], result, place, purpose)
+        self._count(outcomes, purpose, started_s)
+        return outcomes
+
+    # ---- inside
+
+    async def _results(
+        self,
+        reads: Sequence[_BlockRead],
+        layout: Layout,
+        timeout_s: float,
+        purpose: str,
+    ) -> list[TransferResult | ReadOutcome]:
+        return await self._slots.read(
+            [read.slot_read(layout) for read in reads],
+            timeout_s=timeout_s,
+            purpose=purpose,
+        )
+
+    def _verified(
+        self,
+        read: _BlockRead,
+        result: TransferResult | ReadOutcome,
+        *,
+        tags: SpaceTags,
+        layout: Layout,
+        purpose: str,
+    ) -> ReadOutcome:
+        if isinstance(result, ReadOutcome):
+            return result
+        lengths = [len(into) for into in read.targets]
+        try:
+            header = checked_header(read.header, read.located, tags, layout)
+            check_parts(header, read.numbers, lengths, result.xxh3[1:])
+        except BadBytes as bad:
+            return self._bad(read.located, bad, purpose)
+        return ReadOutcome(nbytes=sum(lengths), path=result.path)
+
+    def _part(
+        self,
+        read: PartRead,
+        result: TransferResult | ReadOutcome,
+        place: int,
+        purpose: str,
+    ) -> ReadOutcome:
+        if isinstance(result, ReadOutcome):
+            return result
+        if result.xxh3[place] == read.xxh3:
+            return ReadOutcome(nbytes=len(read.into), path=result.path)
+        detail = f"the checksum of part {read.part} differs"
+        bad = BadBytes(MissReason.CORRUPT, detail)
+        if read.located is not None:
+            return self._bad(read.located, bad, purpose)
+        self._metrics.bad_copies.labels(bad.reason.value).inc()
+        return ReadOutcome(bad.reason, detail=detail)
+
+    def _bad(self, located: Located, bad: BadBytes, _purpose: str) -> ReadOutcome:
+        self._reports.report(located, bad.reason, bad.detail)
+        return ReadOutcome(bad.reason, detail=bad.detail)
+
+    def _count(
+        self, outcomes: Sequence[ReadOutcome], purpose: str, started_s: float
+    ) -> None:
+        for outcome in outcomes:
+            self._metrics.read(purpose, outcome)
+        took_s = self._clock.monotonic() - started_s
+        self._metrics.read_s.labels(purpose).observe(took_s)
+
+
+def _header(layout: Layout) -> bytearray:
+    return bytearray(layout.header_bytes)

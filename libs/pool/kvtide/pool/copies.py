@@ -1,0 +1,67 @@
+"""What the bytes that were read must be. Pure."""
+
+from collections.abc import Sequence
+
+from xxhash import xxh3_64_intdigest
+
+from kvtide.kv import BlockHeader, HeaderMismatchError, Layout, Located, SpaceTags
+from kvtide.pool.outcomes import MissReason
+
+_STALE_FIELDS = ("key", "generation")
+
+
+class BadBytes(Exception):  # noqa: N818 - inside this package: becomes a ReadOutcome
+    """The bytes are not those that were promised."""
+
+    def __init__(self, reason: MissReason, detail: str) -> None:
+        """Say what differs."""
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+def checked_header(
+    raw: bytes | bytearray, located: Located, tags: SpaceTags, layout: Layout
+) -> BlockHeader:
+    """The header in private bytes, if it is the one that ``located`` promises.
+
+    Raises:
+        BadBytes: it is not: evicted, reused, torn, corrupt, or of another space.
+    """
+    if xxh3_64_intdigest(raw) != located.header_xxh3:
+        raise BadBytes(MissReason.STALE, "the header's checksum differs")
+    try:
+        header = BlockHeader.decode(raw)
+        header.check(
+            key=located.key,
+            tags=tags,
+            generation=located.slot.generation,
+            layout=layout,
+        )
+    except HeaderMismatchError as error:
+        stale = error.field in _STALE_FIELDS
+        reason = MissReason.STALE if stale else MissReason.FOREIGN
+        raise BadBytes(reason, str(error)) from error
+    return header
+
+
+def check_parts(
+    header: BlockHeader,
+    numbers: Sequence[int],
+    lengths: Sequence[int],
+    xxh3: Sequence[int],
+) -> None:
+    """Compare parts that were read with the header's table.
+
+    Raises:
+        BadBytes: a part's length or checksum differs.
+    """
+    for number, length, found in zip(numbers, lengths, xxh3, strict=True):
+        entry = header.parts[number]
+        if entry.length != length:
+            raise BadBytes(
+                MissReason.FOREIGN,
+                f"part {number} has {entry.length} bytes, wanted {length}",
+            )
+        if entry.xxh3 != found:
+            raise BadBytes(MissReason.CORRUPT, f"the checksum of part {number} differs")

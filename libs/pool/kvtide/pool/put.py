@@ -1,0 +1,225 @@
+"""A put: slots of the local store that one writer fills and commits."""
+
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from xxhash import xxh3_64_intdigest
+
+from kvtide.bus.messages import BlockState, CommitBlock, PutBlock, PutSlot
+from kvtide.kv import PRIVATE_KEY, Layout, Lease, SlotRef, SpaceTags, make_header
+from kvtide.pool.errors import PutClosed
+
+Commit = Callable[[tuple[CommitBlock, ...], float], Awaitable[Sequence[BlockState]]]
+
+
+@dataclass(slots=True)
+class _Filling:
+    """One block under way: ``sums`` by part, None where nothing is written yet."""
+
+    block: PutBlock
+    sums: list[int | None]
+    missing: int
+    target: memoryview | None
+    committed: bool = False
+    known: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PutSpec:
+    """What a put is about; ``existing`` holds the part sums of copies found here."""
+
+    lease: Lease
+    tags: SpaceTags
+    layout: Layout
+    blocks: Sequence[PutBlock]
+    slots: tuple[PutSlot, ...]
+    existing: Sequence[tuple[int, ...] | None]
+    arenas: Sequence[memoryview] = field(repr=False)
+
+
+class Put:
+    """Made by ``PoolClient.begin``. ``write_part`` may be called from any thread.
+
+    Attributes:
+        lease: why the slots are held.
+        slots: the store's answer for each block, in order.
+    """
+
+    def __init__(
+        self,
+        spec: PutSpec,
+        commit: Commit,
+        release: Callable[["Put"], Awaitable[None]],
+        count_bytes: Callable[[float], None],
+    ) -> None:
+        """``release`` tells the client that this put has ended."""
+        self.lease = spec.lease
+        self.slots = spec.slots
+        self._layout = spec.layout
+        self._tags = spec.tags
+        self._commit = commit
+        self._release = release
+        self._count_bytes = count_bytes
+        self._state = threading.Condition()
+        self._writers = 0
+        self._closed = ""
+        parts = spec.layout.parts
+        self._blocks = [
+            _Filling(block, [None] * parts, parts, _target(spec, slot), known=sums)
+            for block, slot, sums in zip(
+                spec.blocks, spec.slots, spec.existing, strict=True
+            )
+        ]
+
+    # ---- what each block has
+
+    @property
+    def closed(self) -> bool:
+        """Whether its slots are not ours any more."""
+        return bool(self._closed)
+
+    def ref(self, i: int) -> SlotRef | None:
+        """Where block ``i`` can be read until the release; None: there was no room."""
+        answer = self.slots[i]
+        if answer.slot is not None:
+            return answer.slot
+        return None if answer.existing is None else answer.existing.slot
+
+    def writable(self, i: int) -> bool:
+        """Whether there is a slot to write for block ``i``."""
+        return self._blocks[i].target is not None
+
+    def sums(self, i: int) -> tuple[int, ...] | None:
+        """xxh3-64 of each part, when all are known: of what exists, at once."""
+        return self._blocks[i].known
+
+    # ---- writing
+
+    def write_part(self, i: int, part: int, data: memoryview) -> int:
+        """Copy a part into its slot; its xxh3-64, over the caller's bytes.
+
+        ``data`` is ``tokens * layout.token_bytes`` long. Each part once.
+
+        Raises:
+            PutClosed: the put has ended; stop pooling, that is all.
+            ValueError: a wrong length, a part that does not exist or is written
+                already, or a block without a slot.
+        """
+        filling = self._blocks[i]
+        length = filling.block.tokens * self._layout.token_bytes
+        if data.nbytes != length:
+            raise ValueError(f"part {part} has {length} bytes, not {data.nbytes}")
+        target = self._enter(filling, i, part)
+        try:
+            start = self._layout.part_offset(part)
+            flat = data if data.format == "B" and data.ndim == 1 else data.cast("B")
+            xxh3 = xxh3_64_intdigest(flat)
+            target[start : start + length] = flat
+        finally:
+            with self._state:
+                self._writers -= 1
+                self._state.notify_all()
+        self._written(filling, part, xxh3)
+        self._count_bytes(length)
+        return xxh3
+
+    def _enter(self, filling: _Filling, i: int, part: int) -> memoryview:
+        with self._state:
+            if self._closed:
+                raise PutClosed(f"the put has ended: {self._closed}")
+            if filling.target is None or not 0 <= part < self._layout.parts:
+                raise ValueError(f"block {i} has no slot for part {part}")
+            if filling.sums[part] is not None:
+                raise ValueError(f"part {part} of block {i} is written already")
+            self._writers += 1
+            return filling.target
+
+    def _written(self, filling: _Filling, part: int, xxh3: int) -> None:
+        with self._state:
+            if filling.sums[part] is None:
+                filling.missing -= 1
+            filling.sums[part] = xxh3
+            if filling.missing == 0:
+                filling.known = tuple(each for each in filling.sums if each is not None)
+
+    # ---- ends
+
+    async def commit(self, *, timeout_s: float = 5.0) -> tuple[BlockState | None, ...]:
+        """Offer all blocks that are written and were not yet; their states, in order.
+
+        None where there is nothing to commit. May be called again as more is written.
+        A stored keyed block stays pinned, a private one alive, until ``release``.
+
+        Raises:
+            PoolUnavailable: the store did not answer or is gone; go on without.
+            PutClosed: the put has ended.
+        """
+        if self._closed:
+            raise PutClosed(f"the put has ended: {self._closed}")
+        states: list[BlockState | None] = [None] * len(self._blocks)
+        offered: list[int] = []
+        blocks: list[CommitBlock] = []
+        for i, filling in enumerate(self._blocks):
+            ref = self.slots[i].slot
+            if filling.target is None or ref is None or filling.committed:
+                continue
+            if filling.known is None:
+                continue
+            offered.append(i)
+            blocks.append(CommitBlock(ref, self._write_header(filling, ref)))
+        if not blocks:
+            return tuple(states)
+        answers = await self._commit(tuple(blocks), timeout_s)
+        for i, state in zip(offered, answers, strict=True):
+            states[i] = state
+            self._blocks[i].committed = True
+            if state is BlockState.STALE:
+                # the store has given the lease up: nothing here is ours
+                self.close("the store has given its slots up")
+        return tuple(states)
+
+    def _write_header(self, filling: _Filling, ref: SlotRef) -> int:
+        key = filling.block.key
+        header = make_header(
+            key=PRIVATE_KEY if key is None else key,
+            tags=self._tags,
+            generation=ref.generation,
+            tokens=filling.block.tokens,
+            part_xxh3=filling.known or (),
+            layout=self._layout,
+        ).encode(self._layout)
+        with self._state:
+            if self._closed or filling.target is None:
+                raise PutClosed(f"the put has ended: {self._closed}")
+            filling.target[: len(header)] = header
+        return xxh3_64_intdigest(header)
+
+    async def release(self) -> None:
+        """End the put: its pins, unwritten and private slots. Idempotent, no error."""
+        await self._release(self)
+
+    def close(self, reason: str) -> None:
+        """No write begins any more; for the client. Does not wait for running ones."""
+        with self._state:
+            self._closed = self._closed or reason
+            # the arena may go once nobody looks into it
+            for filling in self._blocks:
+                filling.target = None
+
+    def wait_quiet(self, timeout_s: float) -> bool:
+        """Block until no write is under way; for the client, in a thread."""
+        with self._state:
+            return self._state.wait_for(lambda: self._writers == 0, timeout_s)
+
+    @property
+    def writing(self) -> bool:
+        """Whether a write is under way."""
+        return self._writers > 0
+
+
+def _target(spec: PutSpec, answer: PutSlot) -> memoryview | None:
+    if answer.slot is None:
+        return None
+    start = answer.slot.offset
+    return spec.arenas[answer.slot.arena][start : start + answer.slot.length]
