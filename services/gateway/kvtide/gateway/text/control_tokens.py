@@ -40,15 +40,17 @@ class MarkedChat:
     def split(self, rendered: str) -> list[Piece]:
         """The rendered chat in pieces, without markers.
 
-        A template may cut a wrapped token apart; a lone marker still keeps the text on
-        its two sides from joining into a token.
+        A template may cut a wrapped token apart: one marker is enough to know it, and
+        a lone one still keeps the text on its two sides from joining into a token.
         """
-        parts = self._pieces.split(rendered)
-        return [
-            Piece(part, typed=i % 2 == 1)
-            for i, part in enumerate(cast("list[str | None]", parts))
-            if part
-        ]
+        pieces: list[Piece] = []
+        end = 0
+        for match in self._pieces.finditer(rendered):
+            pieces.append(Piece(rendered[end : match.start()], typed=False))
+            pieces.append(Piece(match[1] or match[2] or "", typed=True))
+            end = match.end()
+        pieces.append(Piece(rendered[end:], typed=False))
+        return [piece for piece in pieces if piece.text]
 
 
 class ControlTokens:
@@ -90,7 +92,8 @@ class ControlTokens:
             }
             for message in messages
         ]
-        pieces = f"{opening}({self._any.pattern}){closing}|[{opening}{closing}]"
+        token = f"({self._any.pattern})"
+        pieces = f"{opening}{token}{closing}?|{token}{closing}|[{opening}{closing}]"
         return MarkedChat(marked, re.compile(pieces))
 
     def _of(self, message: ChatMessage) -> re.Pattern[str]:
