@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import typer
 from rich.console import Console
 
 from kvtide.runtime import ConfigError, KvtideError
@@ -34,3 +35,13 @@ def exit_code(work: Callable[[], int], console: Console) -> int:
 
 def _say(console: Console, text: str) -> None:
     console.print(f"error: {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def leave(work: Callable[[Console], int | None]) -> None:
+    """Run a command's work and end the process with its code.
+
+    Raises:
+        typer.Exit: always; it carries the code.
+    """
+    code = exit_code(lambda: work(Console()) or CLEAN, Console(stderr=True))
+    raise typer.Exit(code)

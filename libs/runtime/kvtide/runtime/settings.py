@@ -27,6 +27,7 @@ from kvtide.runtime.sources import (
     Given,
     Origin,
     Schemas,
+    from_text,
     near_matches,
     read_environment,
     read_file,
@@ -139,6 +140,8 @@ def load_settings(
             raise ConfigError(f"unknown setting {key!r} of {role}{near}", key=key)
         if value is not None:
             flag = f"--{key.replace('_', '-')}"
+            if isinstance(value, str):
+                value = from_text(value, cls.model_fields[key])  # noqa: PLW2901
             given[key] = Given(value, Origin("flag", flag))
     try:
         settings = cls(**{key: item.value for key, item in given.items()})

@@ -77,7 +77,7 @@ def read_environment(
     for key, field in schemas[role].model_fields.items():
         for variable in (_variable(f"{role}_{key}"), _variable(key)):
             if variable in environ:
-                value = _from_text(environ[variable], field)
+                value = from_text(environ[variable], field)
                 given[key] = Given(value, Origin("environment", variable))
                 break
     return given
@@ -172,7 +172,7 @@ def _is_collection(field: FieldInfo) -> bool:
     return bool(origins & {list, tuple, set, frozenset, dict})
 
 
-def _from_text(text: str, field: FieldInfo) -> object:
+def from_text(text: str, field: FieldInfo) -> object:
     """Text as the value that pydantic then checks: JSON or a,b,c for collections."""
     if text == "" and _may_be_none(field):
         return None

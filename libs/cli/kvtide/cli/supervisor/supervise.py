@@ -90,6 +90,11 @@ class Supervisor:
         with contextlib.suppress(asyncio.QueueFull):
             self._events.put_nowait(Tick())  # wakes the loop
 
+    def say(self, text: str) -> None:
+        """A line for the person, unless the end was asked for."""
+        if not self._machine.stopping:
+            self._screen.say(text)
+
     @property
     def stopping(self) -> bool:
         """Whether the end was asked for, or has become unavoidable."""

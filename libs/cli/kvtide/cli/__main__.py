@@ -1,0 +1,205 @@
+"""The ``kvtide`` command: names, flags and help; the work is in ``commands``.
+
+Nothing heavy is imported before the command is known, so that help is quick.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from kvtide.cli.exits import leave
+
+app = typer.Typer(
+    name="kvtide",
+    help="LLM serving with the KV cache at the centre.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+bus_app = typer.Typer(help="Look at the bus.", no_args_is_help=True)
+app.add_typer(bus_app, name="bus")
+
+FLAGGED = {
+    "up": "Start the whole system on this machine: every role, one command.",
+    "gateway": "Run a gateway: the public door, OpenAI's API.",
+    "conductor": "Run a conductor: places requests on workers.",
+    "prefill": "Run a prefill worker: makes KV.",
+    "decode": "Run a decode worker: makes tokens.",
+    "store": "Run a store: keeps KV blocks, the pool on this host.",
+    "worker": "Run prefill and decode in one process, with one loaded model.",
+}
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Config = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        help="TOML file with settings. Default: $KVTIDE_CONFIG.",
+        metavar="PATH",
+        show_default=False,
+    ),
+]
+Nats = Annotated[
+    str | None,
+    typer.Option(
+        help="URL of the NATS server. Default: that of kvtide up.", show_default=False
+    ),
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option(help="Name of the cluster. Default: local.", show_default=False),
+]
+StateDir = Annotated[
+    str | None,
+    typer.Option(
+        help="The state folder. Default: ~/.kvtide.", metavar="PATH", show_default=False
+    ),
+]
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from kvtide.runtime.metrics import version as installed  # noqa: PLC0415
+
+    Console().print(f"kvtide {installed()}", highlight=False)
+
+
+@app.command()
+def config(
+    role: Annotated[
+        list[str] | None, typer.Argument(help="Roles, or up; all if none.")
+    ] = None,
+    config: Config = None,
+    json: Json = False,
+) -> None:
+    """Show each setting's value and where it came from."""
+    from kvtide.cli.commands.config import show_config  # noqa: PLC0415
+
+    path = Path(config) if config else None
+    leave(lambda console: show_config(role or (), path, as_json=json, console=console))
+
+
+@app.command()
+def status(
+    config: Config = None,
+    nats: Nats = None,
+    cluster: Cluster = None,
+    state_dir: StateDir = None,
+    json: Json = False,
+) -> None:
+    """Show nodes, their load, and the cache."""
+    from kvtide.cli.commands.status import show_status  # noqa: PLC0415
+    from kvtide.cli.resolve import resolve_look  # noqa: PLC0415
+
+    flags = {"nats": nats, "cluster": cluster, "state_dir": state_dir}
+    leave(
+        lambda console: show_status(
+            resolve_look(config, flags), as_json=json, console=console
+        )
+    )
+
+
+@app.command()
+def explain(
+    request: Annotated[str, typer.Argument(help="The id of a request.")],
+    config: Config = None,
+    nats: Nats = None,
+    cluster: Cluster = None,
+    state_dir: StateDir = None,
+    json: Json = False,
+) -> None:
+    """Say why a request went where it went."""
+    from kvtide.cli.commands.explain import show_explanation  # noqa: PLC0415
+    from kvtide.cli.resolve import resolve_look  # noqa: PLC0415
+
+    flags = {"nats": nats, "cluster": cluster, "state_dir": state_dir}
+    leave(
+        lambda console: show_explanation(
+            resolve_look(config, flags), request, as_json=json, console=console
+        )
+    )
+
+
+@bus_app.command("tail")
+def bus_tail(
+    subject: Annotated[
+        str, typer.Option(help="A NATS subject, wildcards allowed; all if empty.")
+    ] = "",
+    count: Annotated[int, typer.Option(help="Stop after so many.", min=0)] = 0,
+    config: Config = None,
+    nats: Nats = None,
+    cluster: Cluster = None,
+    state_dir: StateDir = None,
+) -> None:
+    """Print live messages, decoded with plain MessagePack."""
+    from kvtide.cli.commands.bus_tail import tail  # noqa: PLC0415
+    from kvtide.cli.resolve import resolve_look  # noqa: PLC0415
+
+    flags = {"nats": nats, "cluster": cluster, "state_dir": state_dir}
+    leave(lambda console: tail(resolve_look(config, flags), subject, count, console))
+
+
+@app.command()
+def health(
+    url: Annotated[str, typer.Argument(help="Such as http://127.0.0.1:8000/readyz.")],
+) -> None:
+    """Exit 0 if the URL answers 200, else 1: for health checks."""
+    from kvtide.cli.commands.health import check  # noqa: PLC0415
+
+    leave(lambda console: check(url, console))
+
+
+@app.command()
+def doctor(
+    config: Config = None,
+    nats: Nats = None,
+    catalog: Annotated[
+        str | None,
+        typer.Option(
+            help="SQLAlchemy URL. Default: SQLite in the state folder.",
+            show_default=False,
+        ),
+    ] = None,
+    state_dir: StateDir = None,
+    json: Json = False,
+) -> None:
+    """Check this machine, and say what to do about each finding."""
+    from kvtide.cli.commands.doctor import examine  # noqa: PLC0415
+    from kvtide.cli.resolve import resolve_look  # noqa: PLC0415
+
+    flags = {"nats": nats, "catalog": catalog, "state_dir": state_dir}
+    leave(
+        lambda console: examine(
+            resolve_look(config, flags), as_json=json, console=console
+        )
+    )
+
+
+def _no_flags() -> None:
+    """Stand in for a command that was not asked for, so that help lists it."""
+
+
+def _add_flagged_commands(wanted: str) -> None:
+    """Commands whose flags come from settings: only the wanted one gets them."""
+    for name, summary in FLAGGED.items():
+        command = _no_flags
+        if name == wanted:
+            from kvtide.cli.flagged import flagged  # noqa: PLC0415
+
+            command = flagged(name)
+        app.command(name, help=summary)(command)
+
+
+def main() -> None:
+    """Run the command line."""
+    words = [word for word in sys.argv[1:] if not word.startswith("-")]
+    _add_flagged_commands(words[0] if words else "")
+    app()
+
+
+if __name__ == "__main__":
+    main()

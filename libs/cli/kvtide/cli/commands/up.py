@@ -1,0 +1,202 @@
+"""``kvtide up``: the whole system on this machine, one process for each role."""
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from rich.console import Console
+
+from kvtide.bus import load_secret
+from kvtide.bus.messages import StatusQuery, StatusReply
+from kvtide.catalog.database import catalog_url
+from kvtide.catalog.migrate import migrate
+from kvtide.cli.access import ask_conductor, open_bus
+from kvtide.cli.commands.status import summary
+from kvtide.cli.resolve import nats_url_file
+from kvtide.cli.settings import UpSettings
+from kvtide.cli.supervisor.addresses import free_ports
+from kvtide.cli.supervisor.children import ProcessSpec
+from kvtide.cli.supervisor.model import prepare_model
+from kvtide.cli.supervisor.nats_server import write_config
+from kvtide.cli.supervisor.plan import LOOPBACK, Ground, nats_spec, role_specs
+from kvtide.cli.supervisor.readiness import fetch
+from kvtide.cli.supervisor.screen import open_screen
+from kvtide.cli.supervisor.supervise import Supervisor, WhenReady
+from kvtide.cli.supervisor.up import NotReadyError, Session
+from kvtide.runtime import Clock, ConfigError, KvtideError, SystemClock
+from kvtide.runtime.settings import RoleSettings
+
+FIRST_TOKEN_TIMEOUT_S = 60.0
+FIRST_TOKEN_TRIES = 20
+STATUS_EVERY_S = 2.0
+_OK = 200
+
+
+def up(settings: UpSettings, config: Path | None, console: Console) -> int:
+    """Run until a signal; the exit code.
+
+    Raises:
+        ConfigError: a setting is wrong, the port is taken, or the state is in use.
+        KvtideError: the model can't be had, or never answered.
+    """
+    _require_workers(settings)
+    launch = Launch(settings, config, console, SystemClock())
+    screen = open_screen(console)
+    session = Session(
+        settings=settings,
+        screen=screen,
+        clock=launch.clock,
+        make_specs=launch.specs,
+        when_ready=launch.when_ready,
+        watch=launch.watch if console.is_terminal else None,
+    )
+    with launch.address_file():
+        return session.run()
+
+
+def _require_workers(settings: UpSettings) -> None:
+    for role in ("prefill", "decode"):
+        if getattr(settings, role) + settings.worker == 0:
+            message = (
+                f"no worker would do {role}: set --{role} or --worker to 1 or more"
+            )
+            raise ConfigError(message, key=role)
+
+
+@dataclass(slots=True)
+class Launch:
+    """What this run of ``kvtide up`` adds to the supervisor."""
+
+    settings: UpSettings
+    config: Path | None
+    console: Console
+    clock: Clock
+    nats_url: str = ""
+
+    @contextmanager
+    def address_file(self) -> Generator[None]:
+        """The NATS address is there for other commands only while it is true."""
+        try:
+            yield
+        finally:
+            if self.nats_url:
+                nats_url_file(self.settings.state_dir).unlink(missing_ok=True)
+
+    def specs(self, settings: UpSettings, shm_dir: Path) -> Sequence[ProcessSpec]:
+        """Make model, secret, catalog and NATS ready; what is to run.
+
+        Raises:
+            ConfigError, KvtideError: one of them can't be made ready.
+        """
+        load_secret(settings.state_dir / "secret")
+        model = prepare_model(settings, self.console)
+        asyncio.run(migrate(catalog_url(settings.catalog, settings.state_dir)))
+        if settings.nats:
+            ground = Ground(shm_dir, model, settings.nats, None, 0, self.config)
+            specs: list[ProcessSpec] = []
+        else:
+            ground = self._own_nats(shm_dir, model)
+            specs = [nats_spec(ground)]
+        self._publish_address(ground.nats_url)
+        return [*specs, *role_specs(settings, ground)]
+
+    def _own_nats(self, shm_dir: Path, model: str) -> Ground:
+        (port,) = free_ports(1)
+        token = secrets.token_urlsafe(24)
+        config = write_config(
+            self.settings.state_dir / "nats", host=LOOPBACK, port=port, token=token
+        )
+        url = f"nats://{token}@{LOOPBACK}:{port}"
+        return Ground(shm_dir, model, url, config, port, self.config)
+
+    def _publish_address(self, url: str) -> None:
+        self.nats_url = url
+        path = nats_url_file(self.settings.state_dir)
+        path.touch(mode=0o600)
+        path.write_text(url + "\n", encoding="ascii")
+
+    def when_ready(self, supervisor: Supervisor) -> WhenReady:
+        """Ask for one token, then tell the person where to go."""
+
+        async def announce() -> None:
+            model = await self._first_token(supervisor)
+            address = f"http://{_shown_host(self.settings.host)}:{self.settings.port}"
+            body = {
+                "model": model,
+                "messages": [{"role": "user", "content": "Why is the sky blue?"}],
+            }
+            supervisor.say(f"kvtide serves {model} at {address}/v1")
+            supervisor.say(
+                f"try: curl {address}/v1/chat/completions "
+                f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+            )
+            supervisor.say("Ctrl-C stops everything")
+
+        return announce
+
+    async def _first_token(self, supervisor: Supervisor) -> str:
+        """The model's name, once it has made a token.
+
+        Raises:
+            NotReadyError: it made none in any of ``FIRST_TOKEN_TRIES`` tries.
+        """
+        why = ""
+        for _ in range(FIRST_TOKEN_TRIES):
+            try:
+                async with asyncio.timeout(FIRST_TOKEN_TIMEOUT_S):
+                    return await self._try_token()
+            except (OSError, TimeoutError, ValueError, LookupError) as error:
+                why = str(error) or type(error).__name__
+            if supervisor.stopping:
+                break
+            await self.clock.sleep(0.5)
+        message = f"every role is ready, but the model makes no token: {why}"
+        raise NotReadyError(message)
+
+    async def _try_token(self) -> str:
+        models = await self._call("GET", "/v1/models")
+        model = cast("str", models["data"][0]["id"])
+        body = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
+        await self._call("POST", "/v1/completions", json.dumps(body).encode())
+        return model
+
+    async def _call(self, method: str, path: str, body: bytes = b"") -> dict[str, Any]:
+        host = _shown_host(self.settings.host).strip("[]")
+        status, answer = await fetch(host, self.settings.port, method, path, body)
+        if status != _OK:
+            raise ValueError(f"{path} answers {status}: {answer[:200]!r}")
+        return cast("dict[str, Any]", json.loads(answer))
+
+    def watch(self, supervisor: Supervisor) -> WhenReady:
+        """Keep the status line on load and cache fresh."""
+
+        async def follow() -> None:
+            settings = RoleSettings(
+                nats=self.nats_url,
+                cluster=self.settings.cluster,
+                state_dir=self.settings.state_dir,
+            )
+            while True:
+                with contextlib.suppress(KvtideError, TimeoutError):
+                    async with open_bus(settings) as bus:
+                        while True:
+                            reply = await ask_conductor(bus, StatusQuery())
+                            if isinstance(reply, StatusReply):
+                                supervisor.cluster = summary(reply)
+                            await self.clock.sleep(STATUS_EVERY_S)
+                supervisor.cluster = ""
+                await self.clock.sleep(STATUS_EVERY_S)
+
+        return follow
+
+
+def _shown_host(host: str) -> str:
+    """The host in a URL that works on this machine."""
+    host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,1 @@
+"""Checks of one machine, each with what to do about it."""

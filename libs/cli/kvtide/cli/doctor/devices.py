@@ -1,0 +1,68 @@
+"""RDMA and GPU devices. Neither is needed."""
+
+import importlib.util
+import re
+from importlib import metadata
+from pathlib import Path
+
+from kvtide.cli.doctor.findings import Finding, Level
+
+_INFINIBAND = Path("/sys/class/infiniband")
+_NVIDIA = Path("/proc/driver/nvidia/gpus")
+
+
+def rdma_devices(folder: Path = _INFINIBAND) -> list[str]:
+    """Devices with an active port, and the others with their state."""
+    found: list[str] = []
+    if not folder.is_dir():
+        return found
+    for device in sorted(folder.iterdir()):
+        states = [
+            state.read_text().split(":")[-1].strip()
+            for state in sorted(device.glob("ports/*/state"))
+        ]
+        found.append(f"{device.name} ({', '.join(states) or 'no port'})")
+    return found
+
+
+def rdma(folder: Path = _INFINIBAND) -> Finding:
+    """RDMA devices and the library to use them."""
+    devices = rdma_devices(folder)
+    has_library = importlib.util.find_spec("pyverbs") is not None
+    if not devices:
+        return Finding("RDMA", Level.OK, "no device: TCP is used between hosts")
+    text = ", ".join(devices)
+    if not has_library:
+        advice = (
+            "apt-get install python3-pyverbs, and let .venv see the system's packages"
+        )
+        return Finding("RDMA", Level.WARN, f"{text}; pyverbs is missing", advice)
+    if not any("ACTIVE" in device for device in devices):
+        advice = "bring a port up (rdma link, ibstat)"
+        return Finding("RDMA", Level.WARN, f"{text}; no active port", advice)
+    return Finding("RDMA", Level.OK, f"{text}; pyverbs is there")
+
+
+def gpu(folder: Path = _NVIDIA) -> Finding:
+    """GPUs, and whether torch can use them."""
+    models = sorted(
+        match.group(1).strip()
+        for file in folder.glob("*/information")
+        if (match := re.search(r"^Model:\s*(.*)$", file.read_text(), re.MULTILINE))
+    )
+    build = torch_version()
+    if not models:
+        return Finding("GPU", Level.OK, f"none: models run on the CPU (torch {build})")
+    text = f"{', '.join(models)} (torch {build})"
+    if "+cpu" in build:
+        advice = "set TORCH_INDEX_URL to the index of a CUDA build, and set up again"
+        return Finding("GPU", Level.WARN, f"{text} has no CUDA", advice)
+    return Finding("GPU", Level.OK, text)
+
+
+def torch_version() -> str:
+    """The installed build of torch, without importing it."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return "not installed"
