@@ -5,9 +5,10 @@ KvtideError
     ├── CatalogUnavailableError   down, locked, full or too slow: try again later
     ├── CatalogRejectedError      the database refuses this very row: trying again is pointless
     └── CatalogRevisionError      the schema is newer than, or foreign to, this program
+                                  (a ConfigError too: starting again will not help)
 """
 
-from kvtide.runtime import KvtideError
+from kvtide.runtime import ConfigError, KvtideError
 
 
 class CatalogError(KvtideError):
@@ -22,11 +23,11 @@ class CatalogRejectedError(CatalogError):
     """The database refuses what it was given, whenever it is given."""
 
 
-class CatalogRevisionError(CatalogError):
+class CatalogRevisionError(CatalogError, ConfigError):
     """The schema was made by a program that this one does not know."""
 
     def __init__(self, message: str, *, found: str, known: str) -> None:
         """``found`` is the database's revision, ``known`` the newest one known here."""
-        super().__init__(message)
+        ConfigError.__init__(self, message, key="catalog")
         self.found = found
         self.known = known

@@ -6,6 +6,7 @@ up-to-date catalog pays one query.
 
 import asyncio
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, text
@@ -48,6 +49,7 @@ async def migrate(url: str) -> None:
 
 async def migrate_engine(engine: AsyncEngine) -> None:
     """See ``migrate``; the engine stays open."""
+    _make_folder(engine)
     found = await revision(engine)
     if found == HEAD:
         return
@@ -92,6 +94,19 @@ def alembic_config(connection: Connection | None = None) -> "Config":
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     return config
+
+
+def _make_folder(engine: AsyncEngine) -> None:
+    """SQLite makes its file but not the folder."""
+    if engine.dialect.name != "sqlite" or engine.url.database is None:
+        return
+    folder = Path(engine.url.database).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CatalogUnavailableError(
+            f"the catalog's folder {folder} can't be made: {error.strerror}"
+        ) from error
 
 
 def _refuse_unknown(found: str | None) -> None:

@@ -48,9 +48,10 @@ class RecordDecision:
 
 @dataclass(frozen=True, slots=True)
 class RecordEnd:
-    """Keep how a request ended."""
+    """Keep how a request ended; the prediction is there if it was made here."""
 
     ended: RequestEnded
+    predicted_ttft_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

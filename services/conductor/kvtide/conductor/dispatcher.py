@@ -174,7 +174,7 @@ class Dispatcher:
     def _lost(self, beat: Beat) -> None:
         """That life of a node is over, and with it what it held and owned."""
         if Role.STORE in beat.roles:
-            self._index.forget(beat.node.node)
+            self._index.forget_life(beat.node)
         if Role.GATEWAY in beat.roles:
             self._bookings.gateway_gone(beat.node)
 
@@ -182,10 +182,13 @@ class Dispatcher:
         """Close the book; the conductor that placed it records it, if it still lives."""
         booking = self._bookings.end(ended.request, now_s)
         ours = self._answers.forget(ended.request) is not None
-        if booking is not None and booking.conductor != self.me and not ours:
-            others = self._members.is_live(booking.conductor)
-            return [] if others else [RecordEnd(ended)]
-        return [RecordEnd(ended)]
+        theirs = booking is not None and booking.conductor != self.me and not ours
+        if booking is not None and theirs and self._members.is_live(booking.conductor):
+            return []
+        predicted_ttft_ms = self._explanations.predicted_ttft_ms(
+            ended.request, ended.attempt
+        )
+        return [RecordEnd(ended, predicted_ttft_ms)]
 
     def _status(self, asked: StatusAsked, now_s: float) -> StatusReply:
         return StatusReply(

@@ -31,6 +31,13 @@ class Explanations:
         while len(self._kept) > self._limit:
             self._kept.popitem(last=False)
 
+    def predicted_ttft_ms(self, request: RequestId, attempt: int) -> float | None:
+        """What the first token of this attempt was predicted to take, if known."""
+        explained = self._kept.get(request)
+        if explained is None or explained.attempt != attempt:
+            return None
+        return explained.candidates[0].ttft_ms if explained.candidates else None
+
     def explain(self, request: RequestId) -> Explained | Failure:
         """The decision on a request, or that it isn't known here."""
         explained = self._kept.get(request)

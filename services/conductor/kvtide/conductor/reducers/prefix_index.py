@@ -87,6 +87,12 @@ class PrefixIndex:
             del self._lives[life.number]
             self._retired.add(life.number)
 
+    def forget_life(self, ref: NodeRef) -> None:
+        """This life of a store is over. What a later one said already stays."""
+        life = self._stores.get(ref.node)
+        if life is not None and life.ref.epoch <= ref.epoch:
+            self.forget(ref.node)
+
     def set_exact(self, store: NodeId, *, exact: bool) -> None:
         """Say whether a store's blocks are known completely."""
         self._exact[store] = exact

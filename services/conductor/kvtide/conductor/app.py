@@ -1,0 +1,116 @@
+"""The process of a conductor."""
+
+import asyncio
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from kvtide.bus import Node, open_node
+from kvtide.bus.messages import NodeState
+from kvtide.catalog import (
+    Catalog,
+    CatalogError,
+    CatalogRevisionError,
+    Writer,
+    catalog_url,
+)
+from kvtide.conductor.dispatcher import Dispatcher
+from kvtide.conductor.settings import ConductorSettings
+from kvtide.conductor.shell import ConductorService
+from kvtide.kv import Role
+from kvtide.runtime import Clock, TaskScope
+from kvtide.runtime.health import HealthServer, Readiness
+
+_MIGRATION_LIMIT_S = 10.0
+_PRUNE_EVERY_S = 3600.0
+_DAY_S = 86_400.0
+
+_log = structlog.get_logger("kvtide.conductor")
+
+
+async def serve(
+    settings: ConductorSettings,
+    *,
+    stop: asyncio.Event,
+    registry: CollectorRegistry,
+    clock: Clock,
+) -> None:
+    """Run a conductor until ``stop`` is set.
+
+    Serves without its catalog while that is down, and writes to it once it is back.
+
+    Raises:
+        ConfigError: a setting can't be used, or the catalog is of a newer version.
+    """
+    url = catalog_url(settings.catalog, settings.state_dir)
+    async with Catalog.open(url) as catalog, TaskScope() as tasks:
+        await _migrate(catalog)
+        services: list[ConductorService] = []
+
+        def repair() -> None:
+            for service in services:
+                service.record_members()
+
+        writer = Writer(catalog, clock=clock, on_repair=repair)
+        writer.register(registry, "conductor")
+        writer.start()
+        tasks.spawn(_prune(catalog, clock, settings.retention_days), name="prune")
+        try:
+            roles = (Role.CONDUCTOR,)
+            async with open_node(
+                settings, roles, clock=clock, registry=registry
+            ) as node:
+                dispatcher = Dispatcher(node.ref, policy=settings.placement())
+                service = ConductorService(node, dispatcher, writer, registry)
+                services.append(service)
+                with _health(settings, node, service, registry) as health:
+                    node.set_http(health.url)
+                    await service.start()
+                    try:
+                        await stop.wait()
+                    finally:
+                        await service.close()
+        finally:
+            await writer.close()
+
+
+def _health(
+    settings: ConductorSettings,
+    node: Node,
+    service: ConductorService,
+    registry: CollectorRegistry,
+) -> HealthServer:
+    def readiness() -> Readiness:
+        index = "exact" if service.exact else "catching up"
+        ready = node.state is NodeState.READY
+        return Readiness(ready, node.state, {"index": index})
+
+    return HealthServer(
+        registry=registry,
+        readiness=readiness,
+        host=settings.listen,
+        port=settings.http_port,
+    )
+
+
+async def _migrate(catalog: Catalog) -> None:
+    """A schema that this program doesn't know ends it; a database that is down not."""
+    try:
+        async with asyncio.timeout(_MIGRATION_LIMIT_S):
+            await catalog.migrate()
+    except CatalogRevisionError:
+        raise
+    except (CatalogError, TimeoutError) as error:
+        _log.warning("catalog_unavailable", why=str(error))
+
+
+async def _prune(catalog: Catalog, clock: Clock, retention_days: float) -> None:
+    while True:
+        before_s = clock.wall() - retention_days * _DAY_S
+        try:
+            pruned = await catalog.prune(before_s=before_s)
+        except CatalogError as error:
+            _log.info("catalog_not_pruned", why=str(error))
+        else:
+            _log.debug("catalog_pruned", rows=pruned)
+        await clock.sleep(_PRUNE_EVERY_S)
