@@ -1,7 +1,19 @@
-"""The environment that torch's thread pool reads before torch is imported."""
+"""Settings of processes with an engine, and the environment that torch reads early.
+
+Imports no torch: commands that only show or check settings import this, too.
+"""
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from pydantic import Field
+
+from kvtide.runtime.settings import RoleSettings
+
+DEMO: Final = "demo"
+"""The model that is served when none is named."""
 
 
 def openmp_environment(threads: int | None) -> Mapping[str, str]:
@@ -15,3 +27,25 @@ def openmp_environment(threads: int | None) -> Mapping[str, str]:
     if threads is not None:
         changed["OMP_NUM_THREADS"] = str(threads)
     return changed
+
+
+class WorkerSettings(RoleSettings):
+    """Settings of a process that runs a model."""
+
+    model: str = Field(
+        default=DEMO,
+        min_length=1,
+        description="a folder, a hub id, or demo: SmolLM2-135M-Instruct",
+    )
+    cache_dir: Path = Field(
+        default=Path("~/.cache/kvtide"), description="folder for the demo model"
+    )
+    threads: int = Field(
+        default=0, ge=0, le=1024, description="compute threads; 0: all cores"
+    )
+    drain_s: float = Field(
+        default=20.0,
+        ge=0,
+        le=3600,
+        description="seconds that running requests get to end after a stop",
+    )
