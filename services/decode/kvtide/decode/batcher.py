@@ -109,12 +109,17 @@ class DecodeMachine:
         return len(self._sequences)
 
     def load(self) -> DecodeLoad:
-        """What the conductor is told."""
+        """What the conductor is told.
+
+        ``running`` are those that the engine works for, so that a counter of steps
+        which stands still while there are some means that the engine hangs.
+        """
         size = self._model.block_tokens if self._model else 1
         waiting = self._in(Phase.WAITING)
+        running = len(next_rows(tuple(self._sequences.values()), self._limits))
         return DecodeLoad(
-            waiting=len(waiting),
-            running=self._pages.holders,
+            waiting=len(waiting) + len(self._in(Phase.PULLING)),
+            running=running,
             kv_tokens_used=self._pages.used * size,
             kv_tokens_promised=sum(one.pages for one in waiting) * size,
             kv_tokens_capacity=self._pages.capacity * size,

@@ -1,0 +1,189 @@
+"""What decode asks of others: prefill's state, blocks and parts, room in the pool.
+
+Each operation ends with the event that the machine waits for, whatever happens.
+"""
+
+from dataclasses import dataclass
+
+import structlog
+
+from kvtide.bus import BusError, Hop, Node
+from kvtide.bus.messages import (
+    Ack,
+    DecodeWork,
+    HandoverPull,
+    HandoverState,
+    HandoverTaken,
+    PutBlock,
+)
+from kvtide.decode import events
+from kvtide.decode.events import LayerPart
+from kvtide.decode.metrics import DecodeMetrics
+from kvtide.decode.settings import DecodeSettings
+from kvtide.engine.errors import EngineError
+from kvtide.engine.memory import KEY, VALUE, KvRun
+from kvtide.engine.thread import EngineThread
+from kvtide.kv import KeySpace, Lease, Role
+from kvtide.pool import PartRead, PartSink, PoolClient, PoolError, Put
+
+ASK_TIMEOUT_S = 1.0
+PUT_LANE = "put"
+
+log = structlog.get_logger("kvtide.decode")
+
+
+@dataclass(slots=True)
+class Held:
+    """What the shell keeps for a sequence that has pages."""
+
+    work: DecodeWork
+    space: KeySpace
+    run: KvRun
+
+    def sink(self, block: int) -> PartSink:
+        """Where the parts of a block go."""
+        size = self.space.layout.block_tokens
+
+        def part(number: int) -> memoryview:
+            layer, kind = divmod(number, 2)
+            start = block * size
+            return self.run.part(layer, VALUE if kind else KEY, start, start + size)
+
+        return part
+
+
+class Operations:
+    """The operations of one decode worker."""
+
+    def __init__(
+        self,
+        node: Node,
+        engine: EngineThread,
+        pool: PoolClient,
+        settings: DecodeSettings,
+        metrics: DecodeMetrics,
+    ) -> None:
+        """None of these is owned."""
+        self._node = node
+        self._engine = engine
+        self._pool = pool
+        self._settings = settings
+        self._metrics = metrics
+
+    async def ask(self, ask: events.AskHandover) -> events.Event:
+        """Pull the hand-over's state."""
+        inbox = self._node.subjects.inbox(Role.PREFILL, ask.prefill.node, Hop.CONTROL)
+        pull = HandoverPull(request=ask.ref.request, attempt=ask.ref.attempt)
+        try:
+            answer = await self._node.bus.request(inbox, pull, timeout_s=ASK_TIMEOUT_S)
+        except BusError as error:
+            log.info("prefill silent", request=ask.ref.request, reason=str(error))
+            return events.HandoverAnswered(ask.ref, None)
+        state = answer if isinstance(answer, HandoverState) else None
+        return events.HandoverAnswered(ask.ref, state)
+
+    async def tell_taken(self, taken: events.TellTaken) -> events.Event:
+        """Tell prefill that it may let go."""
+        inbox = self._node.subjects.inbox(Role.PREFILL, taken.prefill.node, Hop.CONTROL)
+        message = HandoverTaken(request=taken.ref.request, attempt=taken.ref.attempt)
+        try:
+            answer = await self._node.bus.request(
+                inbox, message, timeout_s=ASK_TIMEOUT_S
+            )
+        except BusError:
+            return events.TakenAnswered(taken.ref, acked=False)
+        return events.TakenAnswered(taken.ref, acked=isinstance(answer, Ack))
+
+    async def read_copies(self, held: Held, read: events.ReadCopies) -> events.Event:
+        """Read whole blocks from the pool."""
+        outcomes = await self._pool.read_blocks(
+            [copy.located for copy in read.copies],
+            held.space.tags,
+            held.space.layout,
+            [held.sink(copy.block) for copy in read.copies],
+            timeout_s=self._settings.read_timeout_s,
+            purpose="reuse",
+        )
+        good = tuple(
+            copy.block
+            for copy, outcome in zip(read.copies, outcomes, strict=True)
+            if outcome.ok
+        )
+        missed = tuple(copy.block for copy in read.copies if copy.block not in good)
+        self._metrics.read("block", read=len(good), missed=len(missed))
+        if missed:
+            reasons = {str(outcome.miss) for outcome in outcomes if not outcome.ok}
+            log.info(
+                "reuse missed",
+                request=read.ref.request,
+                blocks=len(missed),
+                reasons=sorted(reasons),
+            )
+        return events.CopiesRead(read.ref, good, missed)
+
+    async def read_parts(self, held: Held, read: events.ReadParts) -> events.Event:
+        """Read parts from prefill's slots."""
+        size = held.space.layout.block_tokens
+        reads: list[PartRead] = []
+        for part in read.parts:
+            sums, start = part.sums, part.sums.block * size
+            end = start + part.tokens
+            for kind, xxh3 in ((KEY, sums.k_xxh3), (VALUE, sums.v_xxh3)):
+                into = held.run.part(sums.layer, kind, start, end)
+                number = 2 * sums.layer + kind
+                reads.append(PartRead(part.slot, number, xxh3, into))
+        outcomes = await self._pool.read_parts(
+            reads, held.space.layout, timeout_s=self._settings.read_timeout_s
+        )
+        good: list[LayerPart] = []
+        missed: list[LayerPart] = []
+        pairs = zip(outcomes[::2], outcomes[1::2], strict=True)
+        for part, (k_read, v_read) in zip(read.parts, pairs, strict=True):
+            both = k_read.ok and v_read.ok
+            one = LayerPart(part.sums.block, part.sums.layer)
+            (good if both else missed).append(one)
+        self._metrics.read("part", read=len(good), missed=len(missed))
+        if missed:
+            reasons = {str(outcome.miss) for outcome in outcomes if not outcome.ok}
+            log.info(
+                "hand-over missed",
+                request=read.ref.request,
+                parts=len(missed),
+                reasons=sorted(reasons),
+            )
+        return events.PartsRead(read.ref, tuple(good), tuple(missed))
+
+    async def put_blocks(self, held: Held, put: events.PutBlocks) -> events.Event:
+        """Offer generated blocks to the pool; if it will not have them, so be it."""
+        size = held.space.layout.block_tokens
+        ref = put.ref
+        lease = Lease(ref.request, ref.attempt, self._node.ref)
+        wanted = [PutBlock(one.key, size) for one in put.blocks]
+        try:
+            granted = await self._pool.begin(
+                lease, held.space.tags, held.space.layout, wanted
+            )
+        except PoolError as error:
+            log.debug("not pooled", request=ref.request, reason=str(error))
+            self._metrics.put("refused")
+            return events.BlocksPut(ref)
+        try:
+            await self._engine.run(PUT_LANE, lambda: _write(held, put, granted))
+            for state in await granted.commit():
+                self._metrics.put(str(state) if state else "not written")
+        except (PoolError, EngineError) as error:
+            log.debug("not pooled", request=ref.request, reason=str(error))
+            self._metrics.put("failed")
+        finally:
+            await granted.release()
+        return events.BlocksPut(ref)
+
+
+def _write(held: Held, put: events.PutBlocks, granted: Put) -> None:
+    layout = held.space.layout
+    for index, one in enumerate(put.blocks):
+        if not granted.writable(index):
+            continue
+        part = held.sink(one.block)
+        for number in range(layout.parts):
+            granted.write_part(index, number, part(number))

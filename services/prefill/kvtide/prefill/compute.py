@@ -1,0 +1,97 @@
+"""One engine step of prefill: compute chunks, put each layer's parts as it is made.
+
+Runs on the engine thread.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvtide.bus.messages import PartSums
+from kvtide.engine.memory import KEY, VALUE, KvRun
+from kvtide.engine.runner import Chunk, Runner
+from kvtide.kv import Layout, PartKind, RequestRef
+from kvtide.pool import Put
+from kvtide.prefill.events import ChunkSpec
+
+Announce = Callable[[RequestRef, tuple[PartSums, ...]], None]
+"""Called on the engine thread when parts are in their slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkWork:
+    """A chunk with what it works on."""
+
+    spec: ChunkSpec
+    tokens: Sequence[int]
+    run: KvRun
+    put: Put | None
+
+
+class StepCompute:
+    """A step; call it once, on the engine thread. ``abort`` from any thread."""
+
+    def __init__(
+        self,
+        chunks: Sequence[ChunkWork],
+        layout: Layout,
+        announce: Announce,
+        count_step: Callable[[], None],
+    ) -> None:
+        """``count_step`` is called after each layer: a long step is no hung one."""
+        self._chunks = chunks
+        self._layout = layout
+        self._announce = announce
+        self._count_step = count_step
+        self._aborted = threading.Event()
+
+    def abort(self) -> None:
+        """Stop between two layers."""
+        self._aborted.set()
+
+    def run(self, runner: Runner) -> None:
+        """Compute.
+
+        Raises:
+            StepCancelled: it was aborted.
+            PutClosed: the slots are no longer this worker's.
+            EngineError: the engine refused.
+        """
+        chunks: list[Chunk] = []
+        for chunk in self._chunks:
+            spec = chunk.spec
+            chunk.run.length = spec.start
+            tokens = chunk.tokens[spec.start : spec.end]
+            chunks.append(Chunk(chunk.run, tokens, spec.start))
+        runner.step(chunks, self._layer_made, self._aborted.is_set)
+
+    def _layer_made(self, layer: int) -> None:
+        for chunk in self._chunks:
+            parts = self._write(chunk, layer)
+            if parts:
+                self._announce(chunk.spec.ref, parts)
+        self._count_step()
+
+    def _write(self, chunk: ChunkWork, layer: int) -> tuple[PartSums, ...]:
+        put, layout = chunk.put, self._layout
+        if put is None:
+            return ()
+        written: list[PartSums] = []
+        for filled in chunk.spec.filled:
+            start = filled.block * layout.block_tokens
+            end = start + filled.tokens
+            k_part = chunk.run.part(layer, KEY, start, end)
+            v_part = chunk.run.part(layer, VALUE, start, end)
+            written.append(
+                PartSums(
+                    filled.block,
+                    layer,
+                    put.write_part(
+                        filled.put, layout.part_index(layer, PartKind.K), k_part
+                    ),
+                    put.write_part(
+                        filled.put, layout.part_index(layer, PartKind.V), v_part
+                    ),
+                )
+            )
+        return tuple(written)
