@@ -75,7 +75,10 @@ class OwnerGone:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionGone:
-    """The last transfer connection of this life of a node has ended."""
+    """The last transfer connection of a process has ended.
+
+    ``owner`` is the process's first life: it may have fenced itself since.
+    """
 
     owner: NodeRef
 

@@ -13,6 +13,7 @@ from kvtide.store.changes import ChangeLog
 from kvtide.store.events import BlockRow, GoneRow, Gossip, Verify, WriteRows
 from kvtide.store.index import KeyIndex
 from kvtide.store.slots import SlotState, SlotTable
+from kvtide.store.tally import Tally
 
 GOSSIP_LIMIT = 1000
 ARENA = 0
@@ -30,13 +31,13 @@ class Space:
 class Inventory:
     """See the module."""
 
-    def __init__(self, store: NodeRef, table: SlotTable) -> None:
+    def __init__(self, store: NodeRef, table: SlotTable, tally: Tally) -> None:
         """An empty store."""
         self.store = store
         self.table = table
         self.index = KeyIndex()
         self.log = ChangeLog(store)
-        self.evicted = 0
+        self._tally = tally
         self._spaces: list[Space] = []
         self._space_numbers: dict[Space, int] = {}
         self._came: dict[BlockKey, BlockRow] = {}
@@ -58,7 +59,7 @@ class Inventory:
             for victim in victims:
                 self.drop(victim, "evicted", now_s)
                 table.free(victim)
-                self.evicted += 1
+                self._tally.evicted += 1
             slot = table.take(space.slot_bytes, space=number, tokens=tokens)
         table.key[slot] = key
         return slot
@@ -74,10 +75,8 @@ class Inventory:
             table.key[slot] = None
             return False
         self.index.add(key, slot)
-        located = self.located(slot)
-        self.log.add(located, now_s)
-        tags = self.space(slot).tags
-        self._came[key] = BlockRow(located, Tier.DRAM, table.tokens[slot], tags)
+        self.log.add(self.located(slot), now_s)
+        self._came[key] = self._row(slot)
         return True
 
     def drop(self, slot: int, reason: str, now_s: float) -> None:
@@ -162,6 +161,12 @@ class Inventory:
 
     # ---- telling
 
+    def rows(self) -> WriteRows:
+        """The whole state, for a catalog that lost changes; call after ``tell``."""
+        slots = [(key, self.index.get(key)) for key in self.index.page(None, 1 << 40)]
+        came = [self._row(slot) for _, slot in slots if slot is not None]
+        return WriteRows(tuple(came), ())
+
     def tell(self) -> list[Gossip | WriteRows]:
         """All changes that nobody heard of yet."""
         told: list[Gossip | WriteRows] = [
@@ -182,6 +187,10 @@ class Inventory:
             located=tuple(self.located(slot) for slot in slots if slot is not None),
             next_key=keys[-1] if len(keys) == limit else None,
         )
+
+    def _row(self, slot: int) -> BlockRow:
+        tokens, tags = self.table.tokens[slot], self.space(slot).tags
+        return BlockRow(self.located(slot), Tier.DRAM, tokens, tags)
 
     def _space_number(self, space: Space) -> int:
         number = self._space_numbers.get(space)

@@ -80,9 +80,13 @@ class LeaseBook:
         if self._over.get(owner.node) == owner.epoch:
             self._over[owner.node] = owner.epoch - 1
 
-    def owner(self, ref: NodeRef) -> Owner | None:
-        """The owner, if it holds anything or did lately."""
-        return self._owners.get(ref)
+    def lives(self, ref: NodeRef) -> list[Owner]:
+        """This life of a node and those that the same process had after it."""
+        return [
+            owner
+            for known, owner in self._owners.items()
+            if known.node == ref.node and known.epoch >= ref.epoch
+        ]
 
     def heard(self, ref: NodeRef, now_s: float) -> Owner:
         """Note a sign of life."""

@@ -8,7 +8,7 @@ more. An owner that is merely silent is not believed to have stopped writing: th
 slots that it was writing are quarantined until it says so or its life is over.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import assert_never
 
 from kvtide.bus.messages import (
@@ -42,6 +42,7 @@ from kvtide.store.inventory import Inventory
 from kvtide.store.leases import Held, LeaseBook
 from kvtide.store.puts import Puts
 from kvtide.store.slots import SlotState, SlotTable
+from kvtide.store.tally import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,43 +59,26 @@ class StoreRules:
     keys_limit: int = 8192
 
 
-@dataclass(slots=True)
-class Tally:
-    """What happened since the start; each only grows."""
-
-    puts: int = 0
-    stored: int = 0
-    duplicates: int = 0
-    existing: int = 0
-    no_room: int = 0
-    corrupt_commits: int = 0
-    stale_commits: int = 0
-    bad_reports: int = 0
-    bad_copies: int = 0
-    leases_expired: int = 0
-    fenced_messages: int = 0
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """The counters."""
-        return tuple(field.name for field in fields(cls))
-
-
 class StoreMachine:
     """One life of a store. ``handle`` is the only way in."""
 
     def __init__(
-        self, store: NodeRef, rules: StoreRules, *, first_generation: int = 1
+        self,
+        store: NodeRef,
+        rules: StoreRules,
+        *,
+        first_generation: int = 1,
+        tally: Tally | None = None,
     ) -> None:
-        """An empty store; a later life goes on with ``next_generation``."""
+        """An empty store; a later life goes on with ``next_generation`` and tally."""
         self.rules = rules
-        self.tally = Tally()
+        self.tally = tally or Tally()
         table = SlotTable(
             rules.arena_bytes,
             slab_bytes=rules.slab_bytes,
             first_generation=first_generation,
         )
-        self.inventory = Inventory(store, table)
+        self.inventory = Inventory(store, table, self.tally)
         self.leases = LeaseBook()
         self._puts = Puts(self.inventory, self.tally)
         self._rechecks: set[tuple[int, int]] = set()
@@ -258,13 +242,11 @@ class StoreMachine:
             self._end(held)
 
     def _unplugged(self, ref: NodeRef) -> None:
-        owner = self.leases.owner(ref)
-        if owner is None:
-            return
-        owner.unplugged = True
-        for held in [held for held in owner.leases.values() if held.expired]:
-            del owner.leases[held.lease]
-            self._end(held)
+        for owner in self.leases.lives(ref):
+            owner.unplugged = True
+            for held in [held for held in owner.leases.values() if held.expired]:
+                del owner.leases[held.lease]
+                self._end(held)
 
     def _tick(self, now_s: float) -> list[Command]:
         table = self.inventory.table

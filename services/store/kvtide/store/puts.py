@@ -1,7 +1,6 @@
 """Puts: which slots a writer gets, and what becomes of what it wrote."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from kvtide.bus.messages import (
     BlockState,
@@ -18,21 +17,10 @@ from kvtide.store.events import Command, Reply, Verified
 from kvtide.store.inventory import Inventory, Space
 from kvtide.store.leases import Held, Owner
 from kvtide.store.slots import SlotState
+from kvtide.store.tally import Tally
 
 MAX_PUT_BLOCKS = 8192
 MAX_OWNER_LEASES = 4096
-
-
-class PutTally(Protocol):
-    """The counters that puts move."""
-
-    puts: int
-    stored: int
-    duplicates: int
-    existing: int
-    no_room: int
-    corrupt_commits: int
-    stale_commits: int
 
 
 @dataclass(slots=True)
@@ -47,7 +35,7 @@ class _Waiting:
 class Puts:
     """See the module; part of the store's machine."""
 
-    def __init__(self, inventory: Inventory, tally: PutTally) -> None:
+    def __init__(self, inventory: Inventory, tally: Tally) -> None:
         """Nothing is under way."""
         self._inventory = inventory
         self._tally = tally

@@ -1,0 +1,64 @@
+"""The process of a store."""
+
+import asyncio
+
+from prometheus_client import CollectorRegistry
+
+from kvtide.bus import open_node
+from kvtide.bus.messages import NodeState
+from kvtide.catalog import Catalog, Writer, catalog_url
+from kvtide.kv import Role
+from kvtide.runtime import Clock
+from kvtide.runtime.health import HealthServer, Readiness
+from kvtide.store.rows import CatalogRows
+from kvtide.store.settings import StoreSettings
+from kvtide.store.shell import StoreService
+
+
+async def serve(
+    settings: StoreSettings,
+    *,
+    stop: asyncio.Event,
+    registry: CollectorRegistry,
+    clock: Clock,
+) -> None:
+    """Run a store until ``stop`` is set.
+
+    The catalog may be down, slow or locked: serving does not notice.
+
+    Raises:
+        ConfigError: a setting can't be used.
+    """
+    url = catalog_url(settings.catalog, settings.state_dir)
+    roles = (Role.STORE,)
+    async with (
+        Catalog.open(url) as catalog,
+        open_node(settings, roles, clock=clock, registry=registry) as node,
+    ):
+
+        def readiness() -> Readiness:
+            return Readiness(node.state is NodeState.READY, node.state)
+
+        health = HealthServer(
+            registry=registry,
+            readiness=readiness,
+            host=settings.listen,
+            port=settings.http_port,
+        )
+
+        def repair() -> None:
+            service.repair_rows()
+
+        writer = Writer(catalog, clock=clock, on_repair=repair)
+        rows = CatalogRows(writer.put, clock)
+        service = StoreService(node, settings, registry, rows)
+        writer.register(registry, Role.STORE)
+        with health:
+            node.set_http(health.url)
+            writer.start()
+            try:
+                await service.start()
+                await stop.wait()
+            finally:
+                await service.close()
+                await writer.close(timeout_s=settings.drain_timeout_s)

@@ -1,0 +1,81 @@
+"""The memory that holds the blocks: one shared region, its size, and who may write."""
+
+import os
+from pathlib import Path
+
+from kvtide.runtime import ConfigError
+from kvtide.transfer import Access, Region, RegionHandle, TransferEndpoint
+
+DEFAULT_LIMIT_BYTES = 2 << 30
+WRITE_TTL_S = 60.0
+PAGE_BYTES = 4096
+
+
+def free_bytes(shm_dir: Path) -> int:
+    """What the file system of the shared memory has left."""
+    space = os.statvfs(shm_dir)
+    return space.f_bavail * space.f_frsize
+
+
+def arena_bytes(wanted: int, shm_dir: Path | None) -> int:
+    """The arena's size: as set, or a quarter of what is free up to 2 GiB.
+
+    Raises:
+        ConfigError: there is no shared memory, or less than was asked for.
+    """
+    if shm_dir is None:
+        raise ConfigError(
+            "a store needs shared memory: set shm_dir to a folder in memory that "
+            "the workers of this host use too",
+            key="shm_dir",
+        )
+    try:
+        free = free_bytes(shm_dir)
+    except OSError as error:
+        raise ConfigError(
+            f"shm_dir {shm_dir} can't be used: {error.strerror or error}", key="shm_dir"
+        ) from error
+    size = wanted or min(free // 4, DEFAULT_LIMIT_BYTES)
+    size -= size % PAGE_BYTES
+    if not 0 < size <= free:
+        raise ConfigError(
+            f"an arena of {wanted or size} bytes does not fit into {shm_dir}, which has "
+            f"{free} free: set dram_bytes to less, or give the folder more memory",
+            key="dram_bytes",
+        )
+    return size
+
+
+class Arena:
+    """The store's region. ``view`` is the memory; peers read it one-sided."""
+
+    def __init__(self, endpoint: TransferEndpoint, length: int) -> None:
+        """Allocate it; nothing is committed before it is written.
+
+        Raises:
+            ConfigError: it is not shared memory after all.
+        """
+        self._endpoint = endpoint
+        self._region: Region = endpoint.allocate(length, name="arena")
+        if not self._region.handle().shm_name and endpoint.address.shm_host:
+            raise ConfigError(
+                f"{length} bytes of shared memory can't be had: set dram_bytes to less",
+                key="dram_bytes",
+            )
+
+    @property
+    def view(self) -> memoryview:
+        """All of it."""
+        return self._region.view
+
+    def readable(self) -> RegionHandle:
+        """The right to read, for everyone."""
+        return self._region.handle()
+
+    def writable(self) -> RegionHandle:
+        """The right to map for writing, for a worker on this host, for a minute."""
+        return self._region.handle(Access.WRITE, ttl_s=WRITE_TTL_S)
+
+    async def close(self) -> None:
+        """End access and give the memory back."""
+        await self._endpoint.deregister(self._region)

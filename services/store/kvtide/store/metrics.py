@@ -1,0 +1,66 @@
+"""What a store shows of itself, as ``kvtide_store_…``."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvtide.bus.messages import StoreLoad
+from kvtide.runtime.metrics import LATENCY_BUCKETS_S
+from kvtide.store.tally import Tally
+
+
+class StoreMetrics(Collector):
+    """Shows what ``update`` was last given; read from any thread."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Nothing is shown of the machine before the first ``update``."""
+        self._seen: tuple[StoreLoad, int, Tally] | None = None
+        self.verify_s = Histogram(
+            "kvtide_store_verify_seconds",
+            "verification of one slot",
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        registry.register(self)
+
+    def update(self, load: StoreLoad, blocks: int, tally: Tally) -> None:
+        """Show this from now on; the tally goes on counting."""
+        self._seen = (load, blocks, tally)
+
+    def collect(self) -> Iterable[Metric]:
+        """All metrics at this moment."""
+        if self._seen is None:
+            return
+        load, blocks, tally = self._seen
+        yield from _gauges(load, blocks)
+        for name in Tally.names():
+            total = CounterMetricFamily(f"kvtide_store_{name}", name.replace("_", " "))
+            total.add_metric([], getattr(tally, name))
+            yield total
+
+
+def _gauges(load: StoreLoad, blocks: int) -> Iterable[Metric]:
+    slots = GaugeMetricFamily(
+        "kvtide_store_slots", "slots of the arena by state", labels=["state"]
+    )
+    for state, count in (
+        ("free", load.free_slots),
+        ("used", load.used_slots),
+        ("reserved", load.reserved_slots),
+        ("quarantined", load.quarantined_slots),
+    ):
+        slots.add_metric([state], count)
+    yield slots
+    for name, text, value in (
+        ("used_bytes", "bytes of committed blocks", load.used_bytes),
+        ("capacity_bytes", "bytes of the arena", load.capacity_bytes),
+        ("leases", "leases that are held", load.leases),
+        ("pins", "slots that a lease pins", load.pins),
+        ("blocks", "blocks that others may read", blocks),
+        ("gossip_seq", "number of the newest change told", load.seq),
+    ):
+        gauge = GaugeMetricFamily(f"kvtide_store_{name}", text)
+        gauge.add_metric([], value)
+        yield gauge

@@ -1,0 +1,79 @@
+"""The store's own rows in the catalog, written behind: serving never waits for SQL."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from kvtide.catalog import (
+    BlockDropped,
+    BlockRow as CatalogBlock,
+    BlocksForgotten,
+    Change,
+)
+from kvtide.kv import NodeRef, Tier
+from kvtide.runtime import Clock
+from kvtide.store.events import BlockRow, WriteRows
+
+
+class BlockRows(Protocol):
+    """Where block rows go. Never blocks, never fails; bounded by its owner."""
+
+    def begin(self, store: NodeRef) -> None:
+        """A life of the store begins: rows of earlier ones are of no use."""
+        ...
+
+    def write(self, store: NodeRef, rows: WriteRows) -> None:
+        """Copies that went, then copies that came."""
+        ...
+
+
+class NoRows:
+    """For a store without a catalog."""
+
+    def begin(self, store: NodeRef) -> None:
+        """See ``BlockRows.begin``."""
+
+    def write(self, store: NodeRef, rows: WriteRows) -> None:
+        """See ``BlockRows.write``."""
+
+
+class CatalogRows:
+    """Rows as changes of the catalog, put into a ``kvtide.catalog.Writer``."""
+
+    def __init__(self, put: Callable[[Change], None], clock: Clock) -> None:
+        """``put`` queues one change and returns at once."""
+        self._put = put
+        self._clock = clock
+
+    def begin(self, store: NodeRef) -> None:
+        """See ``BlockRows.begin``."""
+        self._put(BlocksForgotten(store.node, Tier.DRAM, store.epoch))
+
+    def write(self, store: NodeRef, rows: WriteRows) -> None:
+        """See ``BlockRows.write``."""
+        now_s = self._clock.wall()
+        for gone in rows.gone:
+            self._put(BlockDropped(store.node, gone.key, Tier.DRAM, gone.generation))
+        for came in rows.came:
+            self._put(_catalog_row(came, now_s))
+
+
+def _catalog_row(row: BlockRow, now_s: float) -> CatalogBlock:
+    slot = row.located.slot
+    return CatalogBlock(
+        node=slot.node,
+        key=row.located.key,
+        tier=row.tier,
+        epoch=slot.epoch,
+        key_id=row.tags.key_id,
+        model_tag=row.tags.model,
+        layout_tag=row.tags.layout,
+        tenant_tag=row.tags.tenant,
+        tokens=row.tokens,
+        arena=slot.arena,
+        offset=slot.offset,
+        length=slot.length,
+        generation=slot.generation,
+        header_xxh3=row.located.header_xxh3,
+        stored_at_s=now_s,
+        used_at_s=now_s,
+    )

@@ -1,0 +1,49 @@
+"""Settings of a store."""
+
+from pydantic import Field
+
+from kvtide.runtime.settings import RoleSettings
+
+
+class StoreSettings(RoleSettings):
+    """``kvtide store``."""
+
+    dram_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="size of the DRAM arena; 0: a quarter of the free shared memory, "
+        "at most 2 GiB. Memory is taken as blocks come",
+    )
+    slab_bytes: int = Field(
+        default=32 << 20,
+        ge=1 << 12,
+        description="how much of the arena a block size gets at a time",
+    )
+    gossip_delay_ms: float = Field(
+        default=15.0,
+        gt=0,
+        le=1000,
+        description="how long changes are gathered before the others are told",
+    )
+    lease_silence_s: float = Field(
+        default=10.0,
+        gt=0,
+        description="silence of a writer after which its unfinished slots are "
+        "quarantined",
+    )
+    bad_slot_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="how long a slot rests whose bytes were found wrong",
+    )
+    hold_limit_ms: float = Field(
+        default=10_000.0,
+        ge=0,
+        description="longest time that a placement keeps its blocks from eviction",
+    )
+    verify_threads: int = Field(
+        default=2, ge=1, le=64, description="threads that verify what was written"
+    )
+    drain_timeout_s: float = Field(
+        default=3.0, gt=0, description="limit for each step of a clean stop"
+    )

@@ -1,0 +1,307 @@
+"""The shell around the store's machine: messages, time, threads and memory."""
+
+import asyncio
+from itertools import count
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from kvtide.bus import (
+    BusError,
+    Gone,
+    Incoming,
+    Joined,
+    Later,
+    Node,
+    Restarted,
+    RosterEvent,
+    Subscription,
+)
+from kvtide.bus.messages import (
+    ArenaGrant,
+    ArenaRequest,
+    BlocksChanged,
+    Failure,
+    Message,
+    NodeState,
+)
+from kvtide.bus.subjects import Hop
+from kvtide.kv import NodeId, NodeRef, Role
+from kvtide.runtime import TaskScope
+from kvtide.store.arena import Arena, arena_bytes
+from kvtide.store.events import (
+    ConnectionGone,
+    Event,
+    Gossip,
+    OwnerGone,
+    OwnerUp,
+    Received,
+    Reply,
+    StoreRequest,
+    Tick,
+    Verify,
+    WriteRows,
+)
+from kvtide.store.machine import StoreMachine, StoreRules
+from kvtide.store.metrics import StoreMetrics
+from kvtide.store.rows import BlockRows, NoRows
+from kvtide.store.settings import StoreSettings
+from kvtide.store.verifier import Verifier
+
+log = structlog.get_logger("kvtide.store")
+
+MAX_ASKERS = 4096
+MAX_GOSSIP_WAITING = 1024
+
+
+class StoreService:
+    """A running store: ``start`` … ``close``, inside its node's life."""
+
+    def __init__(
+        self,
+        node: Node,
+        settings: StoreSettings,
+        registry: CollectorRegistry,
+        rows: BlockRows | None = None,
+    ) -> None:
+        """Nothing is allocated before ``start``."""
+        self.machine: StoreMachine | None = None
+        self._node = node
+        self._settings = settings
+        self._rows = rows or NoRows()
+        self._metrics = StoreMetrics(registry)
+        self._tasks = TaskScope(on_error=_task_failed)
+        self._subscriptions: list[Subscription] = []
+        self._gossip: asyncio.Queue[BlocksChanged] = asyncio.Queue(MAX_GOSSIP_WAITING)
+        self._askers: dict[int, asyncio.Future[Message]] = {}
+        self._tokens = count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = float("inf")
+        self._arena: Arena | None = None
+        self._verifier: Verifier | None = None
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Allocate the arena, listen, and say that it is ready.
+
+        Raises:
+            ConfigError: the arena can't be had as it is set.
+        """
+        settings, node = self._settings, self._node
+        length = arena_bytes(settings.dram_bytes, settings.shm_dir)
+        self._arena = Arena(node.endpoint, length)
+        self._verifier = Verifier(
+            self._arena.view,
+            node.clock,
+            settings.verify_threads,
+            self._metrics.verify_s,
+        )
+        self._begin_life(node.ref, StoreMachine(node.ref, _rules(settings, length)))
+        node.endpoint.on_peer_gone(self._peer_gone)
+        node.on_member(self._member)
+        node.on_fenced(self._fenced)
+        self._tasks.spawn(self._publish(), name="store gossip")
+        placements = node.subjects.all_placements()
+        self._subscriptions = [
+            await node.inbox(Role.STORE, Hop.POOL, self._hear),
+            await node.inbox(Role.STORE, Hop.QUERY, self._hear),
+            await node.bus.subscribe(placements, self._hear),
+        ]
+        node.arenas(self._arena.readable())
+        node.set_state(NodeState.READY)
+        log.info("store_ready", bytes=length, node=node.ref.node)
+
+    async def close(self) -> None:
+        """Take no more, end what waits, and give the memory back. Idempotent."""
+        self._node.set_state(NodeState.DRAINING)
+        subscriptions, self._subscriptions = self._subscriptions, []
+        for subscription in subscriptions:
+            await subscription.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._drop_askers()
+        await self._tasks.close(timeout_s=self._settings.drain_timeout_s)
+        verifier, self._verifier = self._verifier, None
+        if verifier is not None:
+            await verifier.close()
+        self._node.arenas()
+        arena, self._arena = self._arena, None
+        if arena is not None:
+            await arena.close()
+
+    def repair_rows(self) -> None:
+        """The catalog lost changes: tell it the whole state."""
+        if self.machine is not None:
+            self._rows.begin(self.machine.store)
+            self._rows.write(self.machine.store, self.machine.inventory.rows())
+
+    # ---- messages
+
+    async def _hear(self, incoming: Incoming) -> Message | Later | None:
+        message = incoming.message
+        if isinstance(message, ArenaRequest):
+            return self._grant(incoming, message)
+        if isinstance(message, StoreRequest):
+            return self._ask(incoming, message)
+        if incoming.wants_reply:
+            reason = f"a store does not take {type(message).__name__}"
+            return Failure(code="unexpected", reason=reason)
+        return None
+
+    def _grant(self, incoming: Incoming, asked: ArenaRequest) -> Message:
+        node = self._node
+        if self._arena is None or not node.host or asked.host != node.host:
+            return Failure(
+                code="other_host", reason="only workers on this store's host may write"
+            )
+        if asked.worker != incoming.sender:
+            return Failure(code="not_sender", reason="ask for yourself")
+        return ArenaGrant(store=node.ref, arenas=(self._arena.writable(),))
+
+    def _ask(self, incoming: Incoming, message: StoreRequest) -> Message | Later | None:
+        """Give it to the machine; most answers are there at once."""
+        if not incoming.wants_reply:
+            self._run(Received(message, incoming.sender))
+            return None
+        if len(self._askers) >= MAX_ASKERS:
+            return Failure(code="busy", reason="too many wait for an answer")
+        token = next(self._tokens)
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._askers[token] = answer
+        self._run(Received(message, incoming.sender, token))
+        if answer.done():
+            return answer.result()
+        return Later(_answered(answer))
+
+    def _drop_askers(self) -> None:
+        askers, self._askers = self._askers, {}
+        for answer in askers.values():
+            answer.cancel()
+
+    # ---- the machine
+
+    def _run(self, event: Event) -> None:
+        """Let the machine decide, and do what it says."""
+        machine = self.machine
+        if machine is None:
+            return
+        for command in machine.handle(event, self._node.clock.monotonic()):
+            match command:
+                case Reply(token, message):
+                    answer = self._askers.pop(token, None)
+                    if answer is not None and not answer.done():
+                        answer.set_result(message)
+                case Gossip(message):
+                    self._tell(message)
+                case Verify():
+                    self._verify(machine, command)
+                case WriteRows():
+                    self._rows.write(machine.store, command)
+        load = machine.load()
+        self._node.report(load)
+        self._metrics.update(load, len(machine.inventory.index), machine.tally)
+        self._arm(machine)
+
+    def _verify(self, machine: StoreMachine, wanted: Verify) -> None:
+        if self._verifier is None:
+            return
+        # a verdict on an earlier life's slot means nothing
+        self._verifier.submit(
+            wanted,
+            lambda verdict: self._run(verdict) if self.machine is machine else None,
+        )
+
+    def _arm(self, machine: StoreMachine) -> None:
+        """Have the machine's next tick come in time."""
+        now_s = self._node.clock.monotonic()
+        wake_s = machine.wake_at_s(now_s)
+        if self._timer is not None and self._timer_s <= wake_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_s = wake_s
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(0.0, wake_s - now_s), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._run(Tick())
+
+    def _begin_life(self, ref: NodeRef, machine: StoreMachine) -> None:
+        self.machine = machine
+        self._rows.begin(ref)
+        for member in self._node.roster.live():
+            self._run(OwnerUp(member.ref))
+        self._run(Tick())
+
+    # ---- what happens around it
+
+    def _member(self, event: RosterEvent) -> None:
+        match event:
+            case Joined(member):
+                self._run(OwnerUp(member.ref))
+            case Restarted(before, member):
+                self._run(OwnerGone(before.ref))
+                self._run(OwnerUp(member.ref))
+            case Gone(member):
+                self._run(OwnerGone(member.ref))
+            case _:
+                pass
+
+    def _peer_gone(self, node: str, epoch: int) -> None:
+        self._run(ConnectionGone(NodeRef(NodeId(node), epoch)))
+
+    def _fenced(self, ref: NodeRef) -> None:
+        """Others forgot what we hold while we were paused: begin anew, empty."""
+        before = self.machine
+        if before is None:
+            return
+        self._drop_askers()
+        machine = StoreMachine(
+            ref,
+            before.rules,
+            first_generation=before.next_generation,
+            tally=before.tally,
+        )
+        self._begin_life(ref, machine)
+
+    def _tell(self, message: BlocksChanged) -> None:
+        if self._gossip.full():
+            # the gap in the numbers makes every follower pull a snapshot
+            self._gossip.get_nowait()
+        self._gossip.put_nowait(message)
+
+    async def _publish(self) -> None:
+        while True:
+            message = await self._gossip.get()
+            subject = self._node.subjects.blocks(message.store.node)
+            try:
+                await self._node.bus.publish(subject, message)
+            except BusError as error:
+                log.debug("gossip_lost", seq=message.seq, error=str(error))
+
+
+async def _answered(answer: asyncio.Future[Message]) -> Message | None:
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        if answer.cancelled():
+            # the store's life ended before it could answer
+            return None
+        raise
+
+
+def _rules(settings: StoreSettings, length: int) -> StoreRules:
+    return StoreRules(
+        arena_bytes=length,
+        slab_bytes=settings.slab_bytes,
+        gossip_delay_s=settings.gossip_delay_ms / 1e3,
+        silence_s=settings.lease_silence_s,
+        bad_slot_s=settings.bad_slot_s,
+        hold_limit_s=settings.hold_limit_ms / 1e3,
+    )
+
+
+def _task_failed(error: BaseException) -> None:
+    log.error("store_task_failed", exc_info=error)

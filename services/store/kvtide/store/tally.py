@@ -1,0 +1,26 @@
+"""What a store has done since its process began; each number only grows."""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counters; the metric of each is ``kvtide_store_<name>_total``."""
+
+    puts: int = 0
+    stored: int = 0
+    duplicates: int = 0
+    existing: int = 0
+    no_room: int = 0
+    evicted: int = 0
+    corrupt_commits: int = 0
+    stale_commits: int = 0
+    bad_reports: int = 0
+    bad_copies: int = 0
+    leases_expired: int = 0
+    fenced_messages: int = 0
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The counters."""
+        return tuple(field.name for field in fields(cls))
