@@ -50,7 +50,7 @@ class NatsServer:
     """One server; ``stop`` and ``start`` keep its port."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
-        self._folder = folder
+        self.folder = folder
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
         self.port = -1
@@ -66,11 +66,11 @@ class NatsServer:
 
     def start(self) -> None:
         """Start, and wait until it listens."""
-        ports = self._folder / "ports"
+        ports = self.folder / "ports"
         ports.mkdir(exist_ok=True)
         for old in ports.iterdir():
             old.unlink()
-        log = self._folder / "nats.log"
+        log = self.folder / "nats.log"
         with log.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 - our own arguments
                 [

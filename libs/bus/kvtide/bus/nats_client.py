@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -30,8 +30,12 @@ _PENDING_COUNT = 65_536
 
 
 def shown_url(url: str) -> str:
-    """The URL without user and password, for logs."""
-    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    """The URL without user and password, for logs.
+
+    Raises:
+        ValueError: it is no URL.
+    """
+    parts = _split(url)
     port = f":{parts.port}" if parts.port else ""
     return f"{parts.scheme}://{parts.hostname}{port}"
 
@@ -44,13 +48,17 @@ def check_url(url: str) -> None:
     """
     try:
         shown = shown_url(url)
-        parts = urlsplit(shown)
+        parts = _split(url)
     except ValueError as error:
         raise ConfigError(f"a NATS URL can't be read: {error}", key="nats") from error
     if parts.scheme not in _SCHEMES or not parts.hostname:
         raise ConfigError(
-            f"{shown} is no URL of a NATS server: write nats://HOST:PORT", key="nats"
+            f"{shown!r} is no URL of a NATS server: write nats://HOST:PORT", key="nats"
         )
+
+
+def _split(url: str) -> SplitResult:
+    return urlsplit(url if "://" in url else f"nats://{url}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ class Packet:
     nbytes: int
 
 
+_APART_S = 1e-6
+
+
 class Network(Protocol):
     """Decides what becomes of each packet."""
 
@@ -90,6 +93,8 @@ class FaultyNetwork:
         if faults.reorder:
             return delay_s
         way = (packet.source, packet.target)
-        arrives_s = max(now_s + delay_s, self._last_s.get(way, 0.0))
+        # a little later than the one before: rounding must not reorder either
+        last_s = self._last_s.get(way, float("-inf"))
+        arrives_s = max(now_s + delay_s, last_s + _APART_S)
         self._last_s[way] = arrives_s
         return arrives_s - now_s
