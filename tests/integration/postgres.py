@@ -25,7 +25,7 @@ _START_LIMIT_S = 60.0
 _USER = "postgres"
 
 
-@dataclass(frozen=True)
+@dataclass
 class PostgresServer:
     """A running server. ``pid`` is None for a server that isn't ours."""
 
@@ -58,6 +58,11 @@ class PostgresServer:
         assert self.folder is not None
         _pg(self.folder, "pg_ctl", "-D", str(self.folder / "data"), "stop", "-mi")
         self.process.wait(timeout=_START_LIMIT_S)
+
+    def restart(self) -> None:
+        """Start the server again after ``kill``."""
+        assert self.folder is not None
+        self.process = _start(self.folder)
 
 
 def _binaries() -> Path:
@@ -108,20 +113,36 @@ def postgres_server() -> Generator[PostgresServer]:
     try:
         data = folder / "data"
         _pg(folder, "initdb", "-D", str(data), "-U", _USER, "-A", "trust", "-N")
-        with _running(folder, data) as server:
+        with _running(folder) as server:
             yield server
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def _running(folder: Path, data: Path) -> Generator[PostgresServer]:
+def _running(folder: Path) -> Generator[PostgresServer]:
+    url = f"postgresql+asyncpg://{_USER}@/postgres?host={folder}"
+    server = PostgresServer(url, folder, _start(folder))
+    try:
+        yield server
+    finally:
+        process = server.process
+        assert process is not None
+        process.send_signal(signal.SIGINT)  # "fast": does not wait for clients
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _start(folder: Path) -> "subprocess.Popen[bytes]":
     options = ("fsync=off", "listen_addresses=", f"unix_socket_directories={folder}")
     arguments = [part for option in options for part in ("-c", option)]
     user, group = _user()
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(  # noqa: S603
-            [str(_binaries() / "postgres"), "-D", str(data), *arguments],
+            [str(_binaries() / "postgres"), "-D", str(folder / "data"), *arguments],
             cwd=folder,
             env=_environment(folder),
             stdout=log,
@@ -131,15 +152,11 @@ def _running(folder: Path, data: Path) -> Generator[PostgresServer]:
         )
     try:
         _wait_until_ready(folder, process)
-        url = f"postgresql+asyncpg://{_USER}@/postgres?host={folder}"
-        yield PostgresServer(url, folder, process)
-    finally:
-        process.send_signal(signal.SIGINT)  # "fast": does not wait for clients
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    return process
 
 
 def _wait_until_ready(folder: Path, process: "subprocess.Popen[bytes]") -> None:

@@ -1,0 +1,214 @@
+"""Two real conductors on a real NATS server: one is killed, the other knows the same."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.integration.conductor_stand_ins import (
+    PretendedStore,
+    node_on,
+    until,
+    workers_on,
+)
+from tests.integration.nats_server import NatsServer, nats_server
+from tests.unit.conductor_cluster import admit, ended, key, keys
+
+from kvtide.bus import Hop, Node
+from kvtide.bus.messages import (
+    Admit,
+    Explained,
+    ExplainQuery,
+    Placed,
+    Rejected,
+    StatusQuery,
+    StatusReply,
+)
+from kvtide.catalog import Catalog, DecisionRow, RequestRow
+from kvtide.kv import NodeId, RequestId, Role
+
+PROGRAM = Path(__file__).with_name("conductor_process.py")
+
+
+@dataclass
+class Conductors:
+    """Processes by name, and how to talk to them from the node ``us``."""
+
+    server: NatsServer
+    folder: Path
+    us: Node
+    processes: dict[str, asyncio.subprocess.Process]
+
+    @property
+    def catalog(self) -> str:
+        return f"sqlite:///{self.folder}/catalog.sqlite3"
+
+    async def start(self, name: str) -> None:
+        arguments = (name, self.server.url, str(self.folder / name), self.catalog)
+        self.processes[name] = await asyncio.create_subprocess_exec(
+            sys.executable, str(PROGRAM), *arguments
+        )
+
+    async def end(self, name: str, how: signal.Signals) -> int:
+        process = self.processes.pop(name)
+        process.send_signal(how)
+        async with asyncio.timeout(20):
+            return await process.wait()
+
+    async def ask(self, name: str, question: Admit) -> Placed | Rejected:
+        inbox = self.us.subjects.inbox(Role.CONDUCTOR, NodeId(name), Hop.ADMIT)
+        answer = await self.us.bus.request(inbox, question, timeout_s=5)
+        assert isinstance(answer, Placed | Rejected), answer
+        return answer
+
+    async def placed(self, name: str, question: Admit) -> Placed:
+        answer = await self.ask(name, question)
+        assert isinstance(answer, Placed), answer
+        return answer
+
+    async def status(self, name: str) -> StatusReply:
+        inbox = self.us.subjects.inbox(Role.CONDUCTOR, NodeId(name), Hop.QUERY)
+        answer = await self.us.bus.request(inbox, StatusQuery(), timeout_s=5)
+        assert isinstance(answer, StatusReply), answer
+        return answer
+
+    async def until(
+        self, name: str, condition: Callable[[StatusReply], bool]
+    ) -> StatusReply:
+        async with asyncio.timeout(20):
+            while not condition(status := await self.status(name)):  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.05)
+        return status
+
+    def epoch(self, name: str) -> int:
+        return self.us.roster.epoch(NodeId(name))
+
+    def is_live(self, name: str) -> bool:
+        member = self.us.roster.get(NodeId(name))
+        return member is not None and member.ready
+
+
+@asynccontextmanager
+async def conductors(
+    server: NatsServer, folder: Path, *names: str
+) -> AsyncGenerator[Conductors]:
+    async with node_on(server.url, "g1", Role.GATEWAY) as us:
+        found = Conductors(server, folder, us, {})
+        try:
+            for name in names:
+                await found.start(name)
+            await until(lambda: all(found.is_live(name) for name in names))
+            yield found
+        finally:
+            for name in list(found.processes):
+                await found.end(name, signal.SIGKILL)
+
+
+@pytest.mark.timeout(120)
+async def test_a_killed_conductor_leaves_one_that_knows_the_same(
+    tmp_path: Path,
+) -> None:
+    with nats_server() as server:
+        async with (
+            workers_on(server.url),
+            node_on(server.url, "s1", Role.STORE) as store_node,
+            conductors(server, tmp_path, "c1", "c2") as cluster,
+        ):
+            store = PretendedStore(store_node)
+            await store.start()
+            await store.add(keys(10))
+            await store.add(keys(3000, start=100), said=False)  # a gap: needs a pull
+            await store.drop([key(9)])
+            for name in ("c1", "c2"):
+                status = await cluster.until(
+                    name, lambda s: s.exact and s.indexed_copies == 3009
+                )
+                views = {view.beat.node.node: view.blocks for view in status.nodes}
+                assert views[NodeId("s1")] == 3009
+                assert {"p1", "p2", "d1", "d2", "c1", "c2", "g1"} <= set(views)
+
+            first = await cluster.placed("c1", admit("r1"))
+            assert [copy.key for copy in first.reuse] == list(keys(9))
+            assert await cluster.ask("c1", admit("r1")) == first
+            await cluster.until("c2", lambda s: s.bookings == 1)
+
+            epoch = cluster.epoch("c1")
+            await cluster.end("c1", signal.SIGKILL)
+            same = await cluster.placed("c2", admit("r1"))
+            assert (same.prefill, same.decode) == (first.prefill, first.decode)
+            assert same.reuse == first.reuse
+
+            await cluster.start("c1")
+            await until(lambda: cluster.is_live("c1") and cluster.epoch("c1") > epoch)
+            await cluster.until("c1", lambda s: s.exact and s.indexed_copies == 3009)
+            again = await cluster.placed("c1", admit("r2"))
+            assert again.reuse == first.reuse
+
+
+@pytest.mark.timeout(120)
+async def test_decisions_and_ends_are_in_the_catalog_and_a_stop_is_clean(
+    tmp_path: Path,
+) -> None:
+    with nats_server() as server:
+        async with (
+            workers_on(server.url),
+            conductors(server, tmp_path, "c1", "c2") as cluster,
+        ):
+            for name in ("c1", "c2"):
+                await cluster.until(name, lambda s: len(s.nodes) == 7)
+            placed = await cluster.placed("c1", admit("r1"))
+            explain = ExplainQuery(request=RequestId("r1"))
+            us = cluster.us
+            inbox = us.subjects.inbox(Role.CONDUCTOR, NodeId("c1"), Hop.QUERY)
+            explained = await us.bus.request(inbox, explain, timeout_s=5)
+            assert isinstance(explained, Explained)
+            assert explained.reason == placed.reason
+            await cluster.ask("c2", admit("r2", model="none"))
+            await cluster.until("c2", lambda s: s.bookings == 1)
+            over = ended("r1")
+            await us.bus.publish(us.subjects.ended(us.ref.node), over)
+            for name in ("c1", "c2"):
+                await cluster.until(name, lambda s: s.bookings == 0)
+                assert await cluster.end(name, signal.SIGTERM) == 0
+        async with Catalog.open(cluster.catalog) as catalog:
+            (decision,) = await catalog.decisions(RequestId("r1"))
+            assert_true(decision, placed)
+            request = await catalog.request(RequestId("r1"))
+            assert isinstance(request, RequestRow)
+            assert (request.ttft_ms, request.output_tokens) == (12.0, 5)
+            (refused,) = await catalog.decisions(RequestId("r2"))
+            assert (refused.verdict, refused.code) == ("rejected", "unknown_model")
+            nodes = {row.node: row for row in await catalog.nodes()}
+            assert {"p1", "d1", "g1", "c1", "c2"} <= set(nodes)
+            assert nodes[NodeId("p1")].roles == ("prefill",)
+
+
+def assert_true(decision: DecisionRow, placed: Placed) -> None:
+    assert decision.conductor == "c1"
+    assert decision.decode == placed.decode.node
+    assert decision.candidates[0].ttft_ms == placed.chosen.ttft_ms
+    assert decision.considered == 2
+    assert decision.outcome is not None
+    assert decision.outcome.ttft_ms == 12.0
+
+
+@pytest.mark.timeout(60)
+async def test_a_conductor_serves_while_its_catalog_cannot_be_reached(
+    tmp_path: Path,
+) -> None:
+    with nats_server() as server:
+        async with (
+            workers_on(server.url),
+            conductors(server, tmp_path) as cluster,
+        ):
+            # a folder where the database file should be
+            (tmp_path / "catalog.sqlite3").mkdir()
+            await cluster.start("c1")
+            await until(lambda: cluster.is_live("c1"))
+            await cluster.until("c1", lambda s: len(s.nodes) == 6)
+            assert await cluster.placed("c1", admit("r1"))
+            assert await cluster.end("c1", signal.SIGTERM) == 0
