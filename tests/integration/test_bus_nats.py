@@ -1,7 +1,10 @@
 """What only a real NATS server, real threads and real processes can show."""
 
 import asyncio
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -17,13 +20,16 @@ from kvtide.bus import (
     BusLimits,
     Codec,
     Disconnected,
+    Gone,
     Handler,
     Hop,
     Identity,
     Incoming,
+    Joined,
     NatsBus,
     NatsLink,
     Node,
+    RosterEvent,
     decode_plain,
     open_node,
 )
@@ -239,16 +245,21 @@ async def test_what_is_lost_while_slow_is_counted(server: NatsServer) -> None:
         lost: list[int] = []
         gate = asyncio.Event()
 
+        entered = asyncio.Event()
+
         async def stuck(_: Incoming) -> None:
+            entered.set()
             await gate.wait()
 
         subscription = await right.subscribe(
             right.subjects.all_blocks(), stuck, limit=100, on_lost=lost.append
         )
-        for index in range(1000):
+        await left.publish(left.subjects.blocks(NodeId("a")), ack(0))
+        await asyncio.wait_for(entered.wait(), WAIT_S)
+        for index in range(1, 1001):
             await left.publish(left.subjects.blocks(NodeId("a")), ack(index))
-        await until(lambda: sum(lost) == 899, "the loss")
-        assert subscription.lost == 899
+        await until(lambda: sum(lost) == 900, "the loss")
+        assert subscription.lost == 900
         gate.set()
 
 
@@ -345,6 +356,43 @@ async def test_a_node_outlives_its_server(server: NatsServer, tmp_path: Path) ->
         await until(told, "news after the return")
         assert "Gone" not in gone
         assert right.ref.epoch == left.roster.epoch(NodeId("right"))
+
+
+async def test_a_process_that_was_stopped_begins_a_new_life(
+    server: NatsServer, tmp_path: Path
+) -> None:
+    script = Path(__file__).with_name("bus_process.py")
+    async with node_on(server, tmp_path, "left") as left:
+        events: list[RosterEvent] = []
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(script),
+            server.url,
+            "worker",
+            str(tmp_path),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            assert process.stdin is not None
+            await until(lambda: len(left.roster.live()) == 2, "the worker")
+            epoch = left.roster.epoch(NodeId("worker"))
+            left.on_member(events.append)
+            process.send_signal(signal.SIGSTOP)
+            await until(lambda: isinstance(events[-1], Gone), "its silence")
+            # a little more than others wait: only then does it know itself dead
+            await asyncio.sleep(0.5)
+            process.send_signal(signal.SIGCONT)
+            await until(lambda: isinstance(events[-1], Joined), "its return")
+            assert events[-1].member.ref.epoch > epoch
+            process.stdin.close()
+            output, _ = await asyncio.wait_for(process.communicate(), WAIT_S)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    assert f"fenced {events[-2].member.ref.epoch}" in output.decode()
 
 
 async def test_a_taken_transfer_port_is_named(
