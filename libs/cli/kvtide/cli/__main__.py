@@ -179,6 +179,25 @@ def doctor(
     )
 
 
+@app.command("fetch-model")
+def fetch_model(
+    config: Config = None,
+    cache_dir: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder for the model. Default: ~/.cache/kvtide.",
+            metavar="PATH",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Fetch the model, and print its folder."""
+    from kvtide.cli.commands.fetch_model import fetch_model as fetch  # noqa: PLC0415
+
+    path = Path(config) if config else None
+    leave(lambda console: fetch(path, cache_dir, console))
+
+
 def _no_flags() -> None:
     """Stand in for a command that was not asked for, so that help lists it."""
 

@@ -62,11 +62,14 @@ def _flag(key: str, field: FieldInfo) -> Any:
 
 def _option(key: str, field: FieldInfo) -> Any:
     flag = "--" + key.replace("_", "-")
-    default = shown(key, field.get_default(call_default_factory=False))
+    required = field.is_required()
+    default = "" if required else shown(key, field.get_default())
     names = [f"{flag}/--no-{flag[2:]}"] if field.annotation is bool else [flag]
     described = field.description or ""
     words = described[:1].upper() + described[1:] + "." if described else ""
-    if default:
+    if required:
+        words += " Required."
+    elif default:
         words = f"{words} Default: {default}."
     return typer.Option(
         *names,

@@ -37,9 +37,10 @@ class UpSettings(BaseModel):
         default=0, ge=0, le=1024, description="threads of each worker; 0: all cores"
     )
     dram: ByteSize = Field(
-        default=ByteSize(1 << 30),
-        ge=1 << 20,
-        description="memory of the store for KV blocks, such as 512MiB or 4GiB",
+        default=ByteSize(0),
+        ge=0,
+        description="memory of the store for KV blocks, such as 512MiB; 0: a quarter of "
+        "the free shared memory, at most 2 GiB",
     )
     state_dir: Path = Field(
         default=Path("~/.kvtide"),

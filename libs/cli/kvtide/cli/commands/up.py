@@ -22,7 +22,7 @@ from kvtide.cli.resolve import nats_url_file
 from kvtide.cli.settings import UpSettings
 from kvtide.cli.supervisor.addresses import free_ports
 from kvtide.cli.supervisor.children import ProcessSpec
-from kvtide.cli.supervisor.model import prepare_model
+from kvtide.cli.supervisor.model import PreparedModel, prepare_model
 from kvtide.cli.supervisor.nats_server import write_config
 from kvtide.cli.supervisor.plan import LOOPBACK, Ground, nats_spec, role_specs
 from kvtide.cli.supervisor.readiness import fetch
@@ -106,7 +106,7 @@ class Launch:
         self._publish_address(ground.nats_url)
         return [*specs, *role_specs(settings, ground)]
 
-    def _own_nats(self, shm_dir: Path, model: str) -> Ground:
+    def _own_nats(self, shm_dir: Path, model: PreparedModel) -> Ground:
         (port,) = free_ports(1)
         token = secrets.token_urlsafe(24)
         config = write_config(

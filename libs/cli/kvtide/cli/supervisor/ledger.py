@@ -2,7 +2,8 @@
 
 ``run/lock`` is held by the supervisor for life. ``run/id`` is a random word that every
 process of one run has in its environment, and so have those that they start: whatever a
-killed supervisor left is found by it, and nothing else is.
+killed supervisor left is found by it, and nothing else is. ``run/processes.json`` lists
+the processes by name, for people and tests.
 """
 
 import contextlib
@@ -14,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+import msgspec
+
 from kvtide.runtime import ConfigError
 
 RUN_VARIABLE = "_KVTIDE_RUN"
@@ -24,6 +27,20 @@ _SWEEP_TRIES = 200
 _SWEEP_PAUSE_S = 0.05
 
 
+class Entry(msgspec.Struct, frozen=True):
+    """A process that runs."""
+
+    name: str
+    pid: int
+
+
+class Page(msgspec.Struct, frozen=True):
+    """``run/processes.json``."""
+
+    supervisor: int
+    children: tuple[Entry, ...]
+
+
 class Ledger:
     """The lock and the run's word of one state folder; a context manager."""
 
@@ -31,6 +48,7 @@ class Ledger:
         """Nothing is opened yet."""
         self._folder = state_dir / "run"
         self._lock_fd: int | None = None
+        self._children: dict[str, Entry] = {}
         self.run_id = secrets.token_hex(16)
 
     def __enter__(self) -> Self:
@@ -74,6 +92,16 @@ class Ledger:
         """What the environment of the process ``name`` must hold."""
         return {RUN_VARIABLE: self.run_id, NAME_VARIABLE: name}
 
+    def record(self, name: str, pid: int) -> None:
+        """Note that the process ``name`` runs."""
+        self._children[name] = Entry(name, pid)
+        self._write_page()
+
+    def strike(self, name: str) -> None:
+        """Note that it runs no more."""
+        if self._children.pop(name, None) is not None:
+            self._write_page()
+
     def sweep(self, *, pause: Callable[[float], object]) -> tuple[str, ...]:
         """End what the run before left, and write down this run's word.
 
@@ -95,10 +123,20 @@ class Ledger:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGKILL)
                 pause(_SWEEP_PAUSE_S)
-        fresh = path.with_suffix(".new")
-        fresh.write_text(self.run_id + "\n", encoding="ascii")
-        fresh.replace(path)
+        _replace(path, self.run_id.encode() + b"\n")
+        self._write_page()
         return tuple(sorted(names))
+
+    def _write_page(self) -> None:
+        page = Page(os.getpid(), tuple(self._children.values()))
+        _replace(self._folder / "processes.json", msgspec.json.encode(page))
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Readers see the old content or the new one."""
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(content)
+    fresh.replace(path)
 
 
 def processes_of(run_id: str) -> dict[int, str]:

@@ -1,7 +1,9 @@
 """Makes the model ready before any process starts, with a progress bar."""
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -16,30 +18,54 @@ from rich.progress import (
 from kvtide.cli.settings import UpSettings
 from kvtide.cli.sizes import size
 from kvtide.engine.demo import ensure_demo_model
+from kvtide.engine.hub import fetch_from_hub
 from kvtide.engine.progress import ProgressReport
 from kvtide.engine.settings import DEMO
+from kvtide.runtime import ConfigError
 
 _BYTES = ("B", "bytes", "byte")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def prepare_model(settings: UpSettings, console: Console) -> str:
-    """What workers load: the folder of the demo model, made if it is not there yet.
+@dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """A model that is on this machine.
 
-    A folder or hub id is passed on as it is: workers check it and say what is wrong.
+    Workers load ``source``; the gateway reads ``folder`` and tells clients ``name``,
+    which is what workers call it, too.
+    """
+
+    source: str
+    folder: Path
+    name: str
+
+
+def prepare_model(settings: UpSettings, console: Console) -> PreparedModel:
+    """Have the model's files here: the demo's are made, a hub id's are fetched.
+
+    Whether it can be served is for the workers to say.
 
     Raises:
-        DemoModelError: it can't be downloaded, verified or written.
+        ConfigError: neither a folder nor a hub id.
+        EngineError: it can't be downloaded, verified or written.
     """
-    if settings.model != DEMO:
-        return _spelt_out(settings.model)
-    with _bar(console) as bar:
-        return str(ensure_demo_model(settings.cache_dir, bar.show))
-
-
-def _spelt_out(model: str) -> str:
-    """An existing folder as an absolute path, for processes that start elsewhere."""
-    folder = Path(model).expanduser()
-    return str(folder.resolve()) if folder.is_dir() else model
+    if settings.model == DEMO:
+        with _bar(console) as bar:
+            folder = ensure_demo_model(settings.cache_dir, bar.show)
+        return PreparedModel(str(folder), folder, folder.name)
+    folder = Path(settings.model).expanduser()
+    if folder.is_dir():
+        # processes start elsewhere
+        folder = folder.resolve()
+        return PreparedModel(str(folder), folder, folder.name)
+    if not _HUB_ID.fullmatch(settings.model):
+        message = (
+            f"model {settings.model!r}: no such folder, and no hub id (OWNER/NAME)"
+        )
+        raise ConfigError(message, key="model")
+    with console.status(f"model: fetching {settings.model} from the hub"):
+        folder = fetch_from_hub(settings.model, settings.cache_dir)
+    return PreparedModel(settings.model, folder, settings.model)
 
 
 class _Bar:

@@ -7,6 +7,7 @@ from pathlib import Path
 from kvtide.cli.settings import UpSettings, own_command, process_environment
 from kvtide.cli.supervisor.addresses import free_ports
 from kvtide.cli.supervisor.children import ProcessSpec
+from kvtide.cli.supervisor.model import PreparedModel
 from kvtide.cli.supervisor.nats_server import find_nats_server
 from kvtide.cli.supervisor.readiness import GreetingProbe, HttpProbe
 
@@ -25,6 +26,9 @@ STOP_STAGES = {
 }
 """Doors first, then who works, then what they stand on."""
 
+DRAIN_S = 4.0
+"""Who stops a whole system does not wait long for its open requests."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ground:
@@ -34,7 +38,7 @@ class Ground:
     """
 
     shm_dir: Path
-    model: str
+    model: PreparedModel
     nats_url: str
     nats_config: Path | None
     nats_port: int
@@ -113,17 +117,20 @@ def _own_flags(settings: UpSettings, ground: Ground, role: str) -> Mapping[str, 
     """What one role needs more than all do."""
     if role in ("prefill", "decode", "worker"):
         return {
-            "model": ground.model,
+            "model": ground.model.source,
             "cache-dir": str(settings.cache_dir),
             "threads": str(settings.threads),
+            "drain-s": str(DRAIN_S),
         }
     if role == "store":
-        return {"dram-bytes": str(int(settings.dram))}
+        return {"dram-bytes": str(int(settings.dram))} if settings.dram else {}
     if role == "gateway":
         return {
-            "model": ground.model,
+            "model": str(ground.model.folder),
+            "model-name": ground.model.name,
             "listen": settings.host,
             "http-port": str(settings.port),
+            "drain-s": str(DRAIN_S),
         }
     return {}
 

@@ -49,11 +49,12 @@ class Screen(Protocol):
 
 
 class PlainScreen:
-    """Lines only, for pipes and service managers: no status, only what changes."""
+    """Lines only, for pipes and service managers: no table, only what changes."""
 
     def __init__(self, console: Console) -> None:
         """Write to ``console``."""
         self._console = console
+        self._told: set[str] = set()
 
     def say(self, text: str, *, bad: bool = False) -> None:
         """See ``Screen.say``."""
@@ -67,8 +68,12 @@ class PlainScreen:
         for line in lines:
             self.say(f"  | {line}")
 
-    def show(self, rows: Sequence[Row], cluster: str) -> None:
-        """Nothing: ``say`` tells what changes."""
+    def show(self, rows: Sequence[Row], cluster: str) -> None:  # noqa: ARG002
+        """Tell of each process when it gets ready for the first time."""
+        for row in rows:
+            if row.phase is Phase.READY and row.name not in self._told:
+                self._told.add(row.name)
+                self.say(f"{row.name} is ready at {row.address}")
 
     def __enter__(self) -> Self:
         """Nothing to set up."""

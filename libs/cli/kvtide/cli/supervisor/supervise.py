@@ -162,12 +162,16 @@ class Supervisor:
             self._screen.say(f"can't start {name}: {error.strerror}", bad=True)
             self._pending.append(Exited(name, _SPAWN_FAILED))
             return
+        with contextlib.suppress(OSError):  # a full disk is no reason to stop serving
+            self._ledger.record(name, child.pid)
         self._pending.append(Spawned(name, child.pid))
         tasks.spawn(self._wait_for(name, child), name=f"wait {name}")
 
     async def _wait_for(self, name: str, child: asyncio.subprocess.Process) -> None:
         code = await child.wait()
         kill_group(child.pid)  # whatever it started
+        with contextlib.suppress(OSError):
+            self._ledger.strike(name)
         await self._events.put(Exited(name, code))
 
     async def _next_event(self) -> Event:
