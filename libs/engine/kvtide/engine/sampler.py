@@ -5,11 +5,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvtide.engine.errors import NonFiniteLogits
 from kvtide.engine.sampling import SamplingParams, uniform
+from kvtide.engine.threads import one_thread
+
+Weights = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +62,10 @@ class Sampler:
             return []
         _refuse_non_finite(rows)
         tokens: list[int] = rows.argmax(-1).tolist()
-        drawn = [i for i, wanted in enumerate(params) if not wanted.greedy]
-        if drawn:
-            chosen = _draw(
-                rows[drawn],
-                [params[i] for i in drawn],
-                [positions[i] for i in drawn],
-            )
-            for i, token in zip(drawn, chosen, strict=True):
-                tokens[i] = token
+        with one_thread():
+            for i, wanted in enumerate(params):
+                if not wanted.greedy:
+                    tokens[i] = _draw(rows[i], wanted, positions[i])
         return tokens
 
     @torch.inference_mode()
@@ -87,56 +87,37 @@ class Sampler:
         ]
 
 
-def filtered(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Probabilities float64 [vocab] after temperature, top_k, top_p and min_p."""
-    scaled = logits.double()
-    scaled = (scaled - scaled.max()) / params.temperature
+def filtered(logits: Tensor, params: SamplingParams) -> Weights:
+    """Weights float32 [vocab] after temperature, top_k, top_p and min_p.
+
+    They are probabilities up to a factor: the last two filters don't renormalise.
+    """
+    scaled = (logits - logits.max()) / params.temperature
     if 0 < params.top_k < len(scaled):
         smallest = scaled.topk(params.top_k).values[-1]
         scaled = scaled.masked_fill(scaled < smallest, float("-inf"))
-    probabilities = torch.softmax(scaled, -1)
+    weights: Weights = torch.softmax(scaled, -1).numpy()
     if params.top_p < 1:
-        probabilities = _nucleus(probabilities, params.top_p)
+        weights = np.where(weights >= _nucleus_edge(weights, params.top_p), weights, 0)
     if params.min_p > 0:
-        least = params.min_p * probabilities.max()
-        probabilities = probabilities.masked_fill(probabilities < least, 0)
-    return probabilities
+        weights = np.where(weights >= params.min_p * weights.max(), weights, 0)
+    return weights
 
 
-def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
-    """Zero all but the smallest set of likeliest tokens whose mass reaches top_p."""
-    count = 256
-    while True:  # most nuclei are small: a full sort is rarely needed
-        count = min(count, len(probabilities))
-        values, ids = probabilities.topk(count)
-        before = values.cumsum(-1) - values
-        if count == len(probabilities) or float(before[-1]) >= top_p:
-            break
-        count *= 16
-    kept = ids[before < top_p * float(probabilities.sum())]
-    return torch.zeros_like(probabilities).index_copy_(0, kept, probabilities[kept])
+def _nucleus_edge(weights: Weights, top_p: float) -> np.float32:
+    """The least weight in the smallest set of likeliest tokens with mass top_p."""
+    falling = np.sort(weights)[::-1]
+    likelier_mass = np.cumsum(falling, dtype=np.float64) - falling
+    return falling[np.searchsorted(likelier_mass, top_p) - 1]
 
 
-def _draw(
-    logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
-) -> list[int]:
-    probabilities = torch.stack(
-        [filtered(row, wanted) for row, wanted in zip(logits, params, strict=True)]
-    )
-    edges = probabilities.cumsum(-1)
-    numbers = torch.tensor(
-        [
-            uniform(wanted.seed, wanted.choice, position)
-            for wanted, position in zip(params, positions, strict=True)
-        ],
-        dtype=torch.float64,
-    )
-    targets = numbers[:, None] * edges[:, -1:]
-    # rounding must not push a target onto the last edge, behind which is no token
-    below = torch.nextafter(edges[:, -1:], torch.zeros_like(edges[:, -1:]))
-    found = torch.searchsorted(edges, torch.minimum(targets, below), right=True)
-    tokens: list[int] = found[:, 0].tolist()
-    return tokens
+def _draw(logits: Tensor, params: SamplingParams, position: int) -> int:
+    """Invert the distribution over token ids at the position's uniform number."""
+    edges = np.cumsum(filtered(logits, params), dtype=np.float64)
+    target = uniform(params.seed, params.choice, position) * edges[-1]
+    # rounding must not push it onto the last edge, behind which is no token
+    target = min(target, np.nextafter(edges[-1], 0.0))
+    return int(np.searchsorted(edges, target, side="right"))
 
 
 def _rows(logits: Tensor | Sequence[Tensor]) -> Tensor:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from kvtide.engine.errors import InvalidSampling
 
 _U64 = (1 << 64) - 1
+_LEAST_TEMPERATURE = 1e-5
 _PERSON = b"kvtide.draw.1"
 
 
@@ -23,7 +24,7 @@ class SamplingParams:
     temperature, top_k, top_p, min_p.
 
     Attributes:
-        temperature: 0 chooses the largest logit, filters aside.
+        temperature: below 1e-5, and so at 0, the largest logit is taken.
         top_p: keeps the smallest set of likeliest tokens with at least this mass.
         top_k: keeps this many likeliest tokens (and those equal to the last); 0: all.
         min_p: keeps tokens at least this fraction as likely as the likeliest.
@@ -56,7 +57,7 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         """Whether the largest logit is simply taken."""
-        return self.temperature == 0
+        return self.temperature < _LEAST_TEMPERATURE
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
