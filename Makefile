@@ -19,7 +19,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 TEST_THREADS ?= 2
 
-.PHONY: help setup up test check format bench sim docs clean distclean test-compose
+.PHONY: help setup up test check format bench sim docs clean distclean test-compose test-rdma rdma
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -53,6 +53,12 @@ sim: setup ## the production machines in virtual time, under faults
 
 test-compose: ## root: build the image, bring docker-compose.yml up, check its answers
 	@ops/docker/test-compose.sh $(ARGS)
+
+test-rdma: setup ## the RDMA tests: here if there are devices, else (root) in a virtual machine
+	@ops/rdma/test.sh $(ARGS)
+
+rdma: setup ## link the system's pyverbs into .venv
+	@ops/rdma/link-pyverbs.sh .venv
 
 clean: ## caches and reports; keeps .venv
 	@rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage* htmlcov dist

@@ -32,10 +32,28 @@ from kvtide.transfer import (
     Unreachable,
     WriteSlice,
 )
+from kvtide.transfer.verbs import device_names
 
 SECRET = b"the secret of this test's cluster"
 MIB = 1 << 20
-TRANSPORTS = ("memory", "shm", "tcp", "private")
+
+
+def rdma_devices() -> list[str]:
+    try:
+        return device_names()
+    except Refused:
+        return []
+
+
+RDMA = pytest.param(
+    "rdma",
+    marks=[
+        pytest.mark.rdma,
+        pytest.mark.timeout(300),
+        pytest.mark.skipif(not rdma_devices(), reason="no RDMA device"),
+    ],
+)
+TRANSPORTS = ("memory", "shm", "tcp", "private", RDMA)
 Make = Callable[..., TransferEndpoint]
 
 
@@ -66,13 +84,14 @@ class World:
     def make(self, *, node: str, epoch: int, secret: bytes) -> TransferEndpoint:
         if self.transport == "memory":
             return self._fabric.endpoint(node=node, epoch=epoch, secret=secret)
-        shm_dir = None if self.transport == "tcp" else Path("/dev/shm")
+        shm_dir = None if self.transport in ("tcp", "rdma") else Path("/dev/shm")
         return Endpoint(
             node=node,
             epoch=epoch,
             secret=secret,
             clock=SystemClock(),
             shm_dir=shm_dir,
+            rdma_devices=None if self.transport == "rdma" else (),
         )
 
 

@@ -1,6 +1,7 @@
 """Which rail gets which request: fast ones more, failing ones none, none lost."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 from hypothesis import strategies as st
@@ -21,6 +22,9 @@ MIB = 1 << 20
 class Load:
     nbytes: int = MIB
     urgency: int = 0
+
+
+known = partial(Rail, measured=True)
 
 
 def drive(schedule: Schedule[Load], speeds: list[float], count: int) -> list[int]:
@@ -57,14 +61,14 @@ def test_a_slow_rail_gets_less() -> None:
 
 
 def test_a_penalty_counts() -> None:
-    schedule = Schedule[Load]([Rail("a", penalty=3.0), Rail("b")])
+    schedule = Schedule[Load]([known("a", penalty=3.0), known("b")])
     for _ in range(2):
         schedule.put(Load())
     assert [rail for _, rail in schedule.assign(0)] == [1, 1]
 
 
 def test_a_lower_tier_only_helps_out() -> None:
-    schedule = Schedule[Load]([Rail("rdma"), Rail("tcp", tier=1)])
+    schedule = Schedule[Load]([known("rdma"), known("tcp", tier=1)])
     for _ in range(3):
         schedule.put(Load())
     assert [rail for _, rail in schedule.assign(0)] == [0, 0, 0]
@@ -99,7 +103,7 @@ def test_pauses_grow_and_end() -> None:
 
 
 def test_what_was_in_flight_together_is_one_failure() -> None:
-    schedule = Schedule[Load]([Rail("a")])
+    schedule = Schedule[Load]([known("a")])
     for _ in range(DEPTH):
         schedule.put(Load())
     schedule.assign(0)
@@ -110,7 +114,7 @@ def test_what_was_in_flight_together_is_one_failure() -> None:
 
 
 def test_foreground_goes_first_and_background_leaves_room() -> None:
-    schedule = Schedule[Load]([Rail("a")])
+    schedule = Schedule[Load]([known("a")])
     background = [Load(urgency=1) for _ in range(5)]
     for load in background:
         schedule.put(load)
@@ -121,15 +125,23 @@ def test_foreground_goes_first_and_background_leaves_room() -> None:
 
 
 def test_a_slow_rail_is_tried_again_after_a_while() -> None:
-    schedule = Schedule[Load](
-        [Rail("a", bandwidth_bytes_s=1e9), Rail("b", bandwidth_bytes_s=1e6)]
-    )
+    schedule = Schedule[Load]([known("a"), known("b", bandwidth_bytes_s=1e6)])
     for _ in range(2):
         schedule.put(Load())
     assert [rail for _, rail in schedule.assign(0)] == [0, 0]
     for _ in range(2):
         schedule.put(Load())
     assert [rail for _, rail in schedule.assign(100)] == [1, 0]
+
+
+def test_a_rail_starts_with_one_request() -> None:
+    schedule = Schedule[Load]([Rail("a")])
+    for _ in range(3):
+        schedule.put(Load())
+    assert len(schedule.assign(0)) == 1
+    schedule.finished(0, MIB, 0.01)
+    assert schedule.rails[0].bandwidth_bytes_s == pytest.approx(100 * MIB)
+    assert len(schedule.assign(0.01)) == 2
 
 
 class AnyOrder(RuleBasedStateMachine):

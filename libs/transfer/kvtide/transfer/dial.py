@@ -1,7 +1,8 @@
 """Opening a proved connection to a peer."""
 
+import logging
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtide.runtime import Clock
 from kvtide.transfer.channel import TICK_S, Channel
@@ -9,12 +10,15 @@ from kvtide.transfer.errors import TimedOut, Unreachable
 from kvtide.transfer.handles import EndpointAddress
 from kvtide.transfer.handshake import Session, Use, greet
 
+log = logging.getLogger("kvtide.transfer")
+
 
 @dataclass(frozen=True, slots=True)
 class Dialer:
-    """Opens connections to one address."""
+    """Opens connections to an endpoint; ``hosts`` are its ways in, tried in order."""
 
     address: EndpointAddress
+    hosts: tuple[str, ...]
     node: str
     epoch: int
     key: bytes
@@ -23,11 +27,30 @@ class Dialer:
     def dial(self, use: Use, timeout_s: float) -> tuple[Channel, Session]:
         """Connect and prove both ends, within ``timeout_s`` in all.
 
+        A host that does not answer leaves time for the next.
+
         Raises:
             Unreachable, TimedOut, Refused, StaleEpoch: see ``TransferEndpoint.connect``.
         """
         deadline_s = self.clock.monotonic() + timeout_s
-        where = f"{self.address.host}:{self.address.port}"
+        for left in range(len(self.hosts), 1, -1):
+            share_s = max(0.0, deadline_s - self.clock.monotonic()) / left
+            try:
+                return self._dial_host(self.hosts[-left], use, share_s)
+            except (Unreachable, TimedOut) as error:
+                log.info("trying the next way: %s", error)
+        left_s = max(0.0, deadline_s - self.clock.monotonic())
+        return self._dial_host(self.hosts[-1], use, left_s)
+
+    def only(self, host: str) -> "Dialer":
+        """For one of the ways alone."""
+        return replace(self, hosts=(host,))
+
+    def _dial_host(
+        self, host: str, use: Use, timeout_s: float
+    ) -> tuple[Channel, Session]:
+        deadline_s = self.clock.monotonic() + timeout_s
+        where = f"{host}:{self.address.port}"
         node = self.address.node
 
         def check() -> None:
@@ -38,7 +61,7 @@ class Dialer:
 
         try:
             sock = socket.create_connection(
-                (self.address.host, self.address.port), timeout=max(0.001, timeout_s)
+                (host, self.address.port), timeout=max(0.001, timeout_s)
             )
         except TimeoutError as error:
             raise TimedOut(

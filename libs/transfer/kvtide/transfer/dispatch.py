@@ -16,7 +16,7 @@ from kvtide.transfer.errors import (
     Unreachable,
 )
 from kvtide.transfer.interface import Observer
-from kvtide.transfer.rail import Carrier, Report
+from kvtide.transfer.rail import Carrier, RailDownError, Report
 from kvtide.transfer.requests import Request
 from kvtide.transfer.schedule import Rail, Schedule
 from kvtide.transfer.transfer import Transfer
@@ -151,7 +151,9 @@ class Dispatcher:
                 self._schedule.failed(request.rail, request.nbytes, now_s)
             else:
                 self._schedule.returned(request.rail, request.nbytes)
-        again = error is not None and self._again(request, error, free=not blame)
+        # opening a rail is tried as long as the deadline allows, with longer pauses
+        free = not blame or isinstance(error, RailDownError)
+        again = error is not None and self._again(request, error, free=free)
         if again:
             self.submit([request])
         else:

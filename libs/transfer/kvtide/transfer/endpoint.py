@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -12,14 +13,21 @@ from kvtide.transfer.alarm import Alarm
 from kvtide.transfer.buffers import plain_view
 from kvtide.transfer.capability import CapabilityMint, derive_key
 from kvtide.transfer.dial import Dialer
-from kvtide.transfer.errors import OutOfBounds, Refused, TimedOut, Unreachable
+from kvtide.transfer.errors import (
+    OutOfBounds,
+    Refused,
+    TimedOut,
+    TransferError,
+    Unreachable,
+)
 from kvtide.transfer.handles import PROTOCOL, EndpointAddress
 from kvtide.transfer.interface import Observer, PeerGone, TransferEndpoint
 from kvtide.transfer.peer import PeerSetup, SocketPeer
-from kvtide.transfer.plan import PIECE_BYTES
+from kvtide.transfer.rdma_owner import RdmaOwner
 from kvtide.transfer.regions import Region, RegionTable
 from kvtide.transfer.server import Identity, Server
 from kvtide.transfer.shm import create, private_memory, shm_host, sweep_shm
+from kvtide.transfer.verbs import Device, device_names
 
 log = logging.getLogger("kvtide.transfer")
 
@@ -31,8 +39,12 @@ class Endpoint(TransferEndpoint):
 
     ``secret`` is the cluster's; the keys for authentication and capabilities are
     derived from it. ``shm_dir=None`` turns shared memory off. ``lanes`` is the most
-    data connections to one peer, ``copy_threads`` the threads that copy from shared
-    memory. ``advertise_host`` is what peers connect to (default: ``listen_host``).
+    data connections to one of a peer's hosts, ``copy_threads`` the threads that copy from shared
+    memory. ``advertise_host`` is what peers connect to (default: ``listen_host``);
+    several, separated by commas, are several ways in, and transfers use all of them
+    (``listen_host`` is then "0.0.0.0").
+    ``rdma_devices`` are the RDMA devices to use, None: all that there are; the i-th of
+    ours talks to the i-th of a peer's, as in a network with one rail per device.
     """
 
     def __init__(
@@ -50,6 +62,7 @@ class Endpoint(TransferEndpoint):
         copy_threads: int = 2,
         most_connections: int = 1024,
         observer: Observer | None = None,
+        rdma_devices: Sequence[str] | None = (),
     ) -> None:
         """Nothing is opened before ``start``.
 
@@ -71,6 +84,8 @@ class Endpoint(TransferEndpoint):
         self._table = RegionTable(mint, clock)
         self._lanes = lanes
         self._observer = observer
+        self._rdma_devices = rdma_devices
+        self._rdma: RdmaOwner | None = None
         self._alarm = Alarm(clock)
         self._copiers = ThreadPoolExecutor(copy_threads, "transfer-copy")
         self._server = Server(
@@ -103,13 +118,20 @@ class Endpoint(TransferEndpoint):
 
         Raises:
             OSError: the port is taken, or the host is not ours; the message says.
+            Refused, Unreachable: an RDMA device that was asked for can't be used.
         """
         self._loop = asyncio.get_running_loop()
         if self._shm_dir is not None:
             removed = sweep_shm(self._shm_dir)
             if removed:
                 log.info("removed %d leftovers from %s", len(removed), self._shm_dir)
-        port = self._server.start(*self._listen)
+        self._rdma = self._open_rdma()
+        try:
+            port = self._server.start(*self._listen, self._rdma)
+        except OSError:
+            if self._rdma is not None:
+                self._rdma.close()
+            raise
         self._address = EndpointAddress(
             self.node,
             self.epoch,
@@ -135,9 +157,26 @@ class Endpoint(TransferEndpoint):
         self._server.close()
         self._copiers.shutdown()
         self._alarm.close()
+        if self._rdma is not None:
+            self._rdma.close()
         for region in self._table.regions():
             self._table.retire(region)
             region.dispose()
+
+    def _open_rdma(self) -> RdmaOwner | None:
+        names = self._rdma_devices
+        if names is None:
+            names = device_names()
+        if not names:
+            return None
+        devices: list[Device] = []
+        try:
+            devices.extend(Device(name) for name in names)
+        except TransferError:
+            for device in devices:
+                device.close()
+            raise
+        return RdmaOwner(devices)
 
     def allocate(self, length: int, *, name: str, location: str = "cpu:0") -> Region:
         """See ``TransferEndpoint.allocate``."""
@@ -182,6 +221,8 @@ class Endpoint(TransferEndpoint):
             # a peer that reads this slowly loses its connection instead
             self._server.drop_users(region)
             self._table.wait_unused(region, DEREGISTER_S)
+        if self._rdma is not None:
+            self._rdma.forget(region.number)
         self._server.region_gone(region)
         region.dispose()
 
@@ -234,9 +275,10 @@ class Endpoint(TransferEndpoint):
             self._alarm,
             self._shm_dir if near else None,
             self._lanes,
-            PIECE_BYTES,
+            () if self._rdma is None else tuple(self._rdma.devices),
         )
-        dialer = Dialer(address, self.node, self.epoch, self._key, self._clock)
+        hosts = tuple(address.host.split(","))
+        dialer = Dialer(address, hosts, self.node, self.epoch, self._key, self._clock)
         peer = SocketPeer(dialer, setup, self._peer_left)
         peer.open(timeout_s)
         with self._lock:

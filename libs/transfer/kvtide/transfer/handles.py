@@ -32,6 +32,8 @@ class Operation(StrEnum):
 class EndpointAddress:
     """Where and who an endpoint is.
 
+    ``host`` may be several hosts, separated by commas: several ways to the endpoint.
+
     ``shm_host`` is the identity of its shared-memory directory (kernel boot, file
     system, directory), "" when it has none: two endpoints with equal non-empty
     ``shm_host`` share memory, others use the network.

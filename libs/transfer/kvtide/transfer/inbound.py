@@ -11,6 +11,8 @@ from kvtide.transfer.errors import Corrupt, Refused, TimedOut, TransferError
 from kvtide.transfer.handles import Access, Operation
 from kvtide.transfer.handshake import Session
 from kvtide.transfer.interface import Observer
+from kvtide.transfer.rdma_owner import RdmaOwner
+from kvtide.transfer.rdma_wire import pack_pair, pack_reach, unpack_pair
 from kvtide.transfer.regions import Grant, RegionTable, check_range
 from kvtide.transfer.wire import (
     HEAD_BYTES,
@@ -40,6 +42,7 @@ class Inbound:
         table: RegionTable,
         clock: Clock,
         observer: Observer | None,
+        rdma: RdmaOwner | None,
     ) -> None:
         """Serve ``session`` on ``channel`` when run."""
         self.channel = channel
@@ -47,6 +50,8 @@ class Inbound:
         self._table = table
         self._clock = clock
         self._observer = observer
+        self._rdma = rdma
+        self._pairs = rdma.pairs() if rdma is not None else None
         self._send_lock = threading.Lock()
         self._mapped: set[int] = set()
         self._using: frozenset[int] = frozenset()
@@ -60,14 +65,21 @@ class Inbound:
             Refused: the peer broke the protocol.
             ChannelClosedError, OSError: the connection ended, as all do.
         """
-        while True:
-            head = self._next_head()
-            body = self.channel.receive(head.body_length, self._check)
-            verify(self.session.receive_key, head, body)
-            if head.request_id <= self._last_id:
-                raise Refused("a frame came twice", node=self.session.node)
-            self._last_id = head.request_id
-            self._answer(head, body)
+        try:
+            while True:
+                self._next()
+        finally:
+            if self._pairs is not None:
+                self._pairs.close()
+
+    def _next(self) -> None:
+        head = self._next_head()
+        body = self.channel.receive(head.body_length, self._check)
+        verify(self.session.receive_key, head, body)
+        if head.request_id <= self._last_id:
+            raise Refused("a frame came twice", node=self.session.node)
+        self._last_id = head.request_id
+        self._answer(head, body)
 
     def uses(self, region: int) -> bool:
         """Whether a request under way uses the region."""
@@ -105,6 +117,8 @@ class Inbound:
                 self._map(head.request_id, unpack_ask(body))
             case Kind.PING:
                 self._send(Kind.ANSWER, head.request_id, b"")
+            case Kind.RDMA_DEVICES | Kind.RDMA_PAIR | Kind.RDMA_REACH:
+                self._set_up_rdma(head, body)
             case Kind.REGION_GONE | Kind.ANSWER:
                 raise Refused("a client sent a server's frame", node=self.session.node)
 
@@ -221,12 +235,8 @@ class Inbound:
             total -= len(part)
 
     def _map(self, request_id: int, ask: Ask) -> None:
-        if len(ask.grants) != 1 or len(ask.pieces) != 1:
-            raise Refused("a malformed request to map", node=self.session.node)
-        # the one piece's offset says the access
-        access = Access.WRITE if ask.pieces[0][1] else Access.READ
         try:
-            grants = self._claim(ask, access)
+            grants = self._claim(ask, self._wanted_access(ask))
         except TransferError as error:
             self._fault(request_id, error)
             return
@@ -234,12 +244,51 @@ class Inbound:
         with self._send_lock:
             self._mapped.add(grant.region.number)
         self._release(grants)
-        left_s = None
-        if grant.expires_s is not None:
-            left_s = grant.expires_s - self._clock.monotonic()
         region = grant.region
-        body = pack_mapped(region.length, left_s, region.shm_name)
+        body = pack_mapped(region.length, self._left_s(grant), region.shm_name)
         self._send(Kind.ANSWER, request_id, body)
+
+    def _wanted_access(self, ask: Ask) -> Access:
+        """Of a request for a whole region: the one piece's offset says it."""
+        if len(ask.grants) != 1 or len(ask.pieces) != 1:
+            raise Refused("a malformed request", node=self.session.node)
+        return Access.WRITE if ask.pieces[0][1] else Access.READ
+
+    def _left_s(self, grant: Grant) -> float | None:
+        if grant.expires_s is None:
+            return None
+        return grant.expires_s - self._clock.monotonic()
+
+    def _set_up_rdma(self, head: Head, body: bytes) -> None:
+        rdma, pairs = self._rdma, self._pairs
+        try:
+            if head.kind is Kind.RDMA_DEVICES:
+                answer = bytes([0 if rdma is None else len(rdma.devices)])
+            elif rdma is None or pairs is None:
+                raise Refused("no RDMA here", node=self.session.node)
+            elif head.kind is Kind.RDMA_PAIR:
+                index, remote = unpack_pair(body)
+                answer = pack_pair(index, pairs.connect(index, remote))
+            else:
+                answer = self._reach(rdma, unpack_ask(body))
+        except TransferError as error:
+            self._fault(head.request_id, error)
+            return
+        self._send(Kind.ANSWER, head.request_id, answer)
+
+    def _reach(self, rdma: RdmaOwner, ask: Ask) -> bytes:
+        access = self._wanted_access(ask)
+        grants = self._claim(ask, access)
+        try:
+            return pack_reach(
+                rdma.reach(
+                    grants[0].region,
+                    write=access is Access.WRITE,
+                    expires_in_s=self._left_s(grants[0]),
+                )
+            )
+        finally:
+            self._release(grants)
 
     def _fault(self, request_id: int, error: TransferError) -> None:
         status, body = pack_fault(error)

@@ -30,12 +30,21 @@ from kvtide.transfer.handles import (
 )
 from kvtide.transfer.interface import Observer, TransferPeer
 from kvtide.transfer.mappings import Mappings
-from kvtide.transfer.plan import Piece, cut, group
+from kvtide.transfer.plan import (
+    PIECE_BYTES,
+    REQUEST_BYTES,
+    SHARED_BYTES,
+    Piece,
+    cut,
+    group,
+)
+from kvtide.transfer.rdma import SLOT_BYTES, RdmaCarrier
 from kvtide.transfer.regions import check_range
 from kvtide.transfer.requests import Request
 from kvtide.transfer.schedule import Rail
 from kvtide.transfer.tcp import TcpCarrier
 from kvtide.transfer.transfer import Transfer
+from kvtide.transfer.verbs import Device
 from kvtide.transfer.wire import Kind, check_handle
 
 log = logging.getLogger("kvtide.transfer")
@@ -53,7 +62,7 @@ class PeerSetup:
     alarm: Alarm
     shm_dir: Path | None
     lanes: int
-    piece_bytes: int
+    rdma: Sequence[Device]
 
 
 class SocketPeer(TransferPeer):
@@ -72,14 +81,9 @@ class SocketPeer(TransferPeer):
         self._under_way: set[Transfer] = set()
         self._end: TransferError | None = None
         self._mappings: Mappings | None = None
-        self._dispatcher = Dispatcher(
-            self.node,
-            [self._tcp_rail(index) for index in range(setup.lanes)],
-            setup.clock,
-            setup.alarm,
-            setup.observer,
-            self._lost,
-        )
+        self._dispatcher: Dispatcher | None = None
+        self._path = "tcp"
+        self._limits = (PIECE_BYTES, REQUEST_BYTES)
         self._control = Control(
             dialer, region_gone=self._region_gone, peer_gone=self._lost
         )
@@ -91,12 +95,64 @@ class SocketPeer(TransferPeer):
     def open(self, timeout_s: float) -> None:
         """Connect; raises as ``TransferEndpoint.connect``."""
         self._control.open(timeout_s)
+        try:
+            rails = self._rdma_rails(timeout_s)
+        except TransferError:
+            self._control.close()
+            raise
+        if self._mappings is not None:
+            self._path = "shm"
+        elif rails:
+            self._path = "rdma"
+            self._limits = (SLOT_BYTES, SLOT_BYTES)
+        tier = len(rails) and 1
+        for index in range(self._setup.lanes):
+            hosts = self._dialer.hosts
+            rails += [self._tcp_rail(host, index, tier) for host in hosts]
+        if len(self._dialer.hosts) > 1:
+            self._limits = (min(SHARED_BYTES, self._limits[0]), self._limits[1])
+        dispatcher = Dispatcher(
+            self.node,
+            rails,
+            self._setup.clock,
+            self._setup.alarm,
+            self._setup.observer,
+            self._lost,
+        )
+        with self._lock:
+            self._dispatcher = dispatcher
+        if self._end is not None:
+            dispatcher.finish(self._end)
         log.info("peer %s epoch %d by %s", self.node, self.epoch, self.path)
+
+    def _rdma_rails(self, timeout_s: float) -> list[tuple[Rail, MakeCarrier]]:
+        """A rail for each of our devices that has one opposite."""
+        devices = self._setup.rdma
+        if not devices or self._mappings is not None:
+            return []
+        answer = self._control.ask(Kind.RDMA_DEVICES, b"", timeout_s)
+        theirs = answer[0] if answer else 0
+        if not theirs:
+            log.info("peer %s has no RDMA: TCP is used", self.node)
+        return [
+            (
+                Rail(device.name),
+                partial(
+                    RdmaCarrier,
+                    self.node,
+                    device,
+                    index,
+                    self._control.ask,
+                    self._setup.clock,
+                ),
+            )
+            for index, device in enumerate(devices[:theirs])
+        ]
 
     @property
     def path(self) -> str:
         """See ``TransferPeer.path``."""
-        return "tcp" if self._mappings is None else "shm"
+        return self._path
 
     @property
     def gone(self) -> bool:
@@ -167,16 +223,17 @@ class SocketPeer(TransferPeer):
         """End all transfers, lanes and connections; by the endpoint."""
         self._finish(Unreachable("the endpoint is closed", node=self.node))
         self._control.close()
-        self._dispatcher.join()
+        if self._dispatcher is not None:
+            self._dispatcher.join()
 
     def rails(self) -> list[RailReport]:
         """What is known of each way to the peer, shared memory excepted."""
-        return self._dispatcher.reports()
+        return [] if self._dispatcher is None else self._dispatcher.reports()
 
-    def _tcp_rail(self, index: int) -> tuple[Rail, MakeCarrier]:
-        name = f"{self._dialer.address.host}#{index}"
-        thread = f"transfer-out-{self.node}-{index}"
-        return Rail(name), partial(TcpCarrier, thread, self._dialer)
+    def _tcp_rail(self, host: str, index: int, tier: int) -> tuple[Rail, MakeCarrier]:
+        thread = f"transfer-out-{self.node}-{host}-{index}"
+        carrier = partial(TcpCarrier, thread, self._dialer.only(host))
+        return Rail(f"{host}#{index}", tier), carrier
 
     # ---- submission
 
@@ -205,13 +262,17 @@ class SocketPeer(TransferPeer):
         handles: Sequence[RegionHandle],
         offsets: Sequence[int],
     ) -> None:
+        dispatcher = self._dispatcher
+        if dispatcher is None:
+            raise Unreachable("the peer is not connected", node=self.node)
+        piece_bytes, request_bytes = self._limits
         near: list[Piece] = []
         far: list[Piece] = []
         for index, view in enumerate(views):
             handle = handles[index]
             check_handle(handle, self.node, self.epoch, index)
             check_range(offsets[index], len(view), handle.length, index)
-        for piece in cut([len(view) for view in views], self._setup.piece_bytes):
+        for piece in cut([len(view) for view in views], piece_bytes):
             index = piece.slice_index
             if piece.length < len(views[index]) and piece.start == 0:
                 transfer.split(index, views[index])
@@ -231,16 +292,16 @@ class SocketPeer(TransferPeer):
                 path,
             )
             for path, side in (("shm", near), ("tcp", far))
-            for pieces in group(side)
+            for pieces in group(side, request_bytes=request_bytes)
         ]
         with self._lock:
             self._under_way.add(transfer)
-        transfer.begin(len(requests), self._dispatcher.abort)
+        transfer.begin(len(requests), dispatcher.abort)
         transfer.when_ended(partial(self._ended, transfer))
         for request in requests:
             if request.path == "shm":
                 self._copy_later(request)
-        self._dispatcher.submit([each for each in requests if each.path != "shm"])
+        dispatcher.submit([each for each in requests if each.path != "shm"])
 
     def _copy_later(self, request: Request) -> None:
         try:
@@ -318,9 +379,11 @@ class SocketPeer(TransferPeer):
                 return
             self._end = error
             transfers = list(self._under_way)
+            dispatcher = self._dispatcher
         for transfer in transfers:
             transfer.fail(error)
-        self._dispatcher.finish(error)
+        if dispatcher is not None:
+            dispatcher.finish(error)
         if self._mappings is not None:
             self._mappings.close()
         self._left(self)

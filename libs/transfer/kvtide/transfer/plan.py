@@ -12,6 +12,9 @@ PIECES_PER_REQUEST = 512
 PIECE_BYTES = 16 << 20
 """A slice is cut into pieces of this size, so that several rails can share it."""
 
+SHARED_BYTES = 2 << 20
+"""And of this size where a peer has several hosts: they differ, so smaller is fairer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:

@@ -3,9 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from kvtide.transfer.errors import TransferError
+from kvtide.transfer.errors import TransferError, Unreachable
 from kvtide.transfer.requests import Request
 from kvtide.transfer.transfer import Transfer
+
+
+class RailDownError(Unreachable):
+    """The rail could not be opened: nothing of the request was sent on it."""
 
 
 class Carrier(ABC):

@@ -59,6 +59,7 @@ class Rail:
     in_flight: int = 0
     in_flight_bytes: int = 0
     moved_bytes: int = 0
+    measured: bool = False
     failures: int = 0
     failures_in_a_row: int = 0
     paused_until_s: float = 0.0
@@ -116,7 +117,9 @@ class Schedule(Generic[JobT]):
         seconds = now_s - rail.last_change_s
         if nbytes >= _SMALLEST_SAMPLE_BYTES and seconds > 0:
             sample = nbytes / seconds
-            rail.bandwidth_bytes_s += _SAMPLE_WEIGHT * (sample - rail.bandwidth_bytes_s)
+            weight = _SAMPLE_WEIGHT if rail.measured else 1.0
+            rail.bandwidth_bytes_s += weight * (sample - rail.bandwidth_bytes_s)
+            rail.measured = True
         rail.last_change_s = now_s
 
     def failed(self, index: int, nbytes: int, now_s: float) -> None:
@@ -155,6 +158,10 @@ class Schedule(Generic[JobT]):
         """Requests that wait."""
         return len(self._waiting)
 
+    def _depth(self, index: int, depth: int) -> int:
+        """One at a time until it has shown how fast it is."""
+        return depth if self.rails[index].measured else 1
+
     def _left(self, index: int, nbytes: int) -> Rail:
         rail = self.rails[index]
         rail.in_flight -= 1
@@ -182,7 +189,7 @@ class Schedule(Generic[JobT]):
         order = sorted(usable, key=lambda index: (finish_s(index, nbytes), index))
         best = order[0]
         for index in order:
-            if self.rails[index].in_flight >= depth:
+            if self.rails[index].in_flight >= self._depth(index, depth):
                 continue
             # a slower rail helps only if it is done before the best would be with all
             all_done_s = finish_s(best, self._waiting_bytes)

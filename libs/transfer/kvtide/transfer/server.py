@@ -16,6 +16,7 @@ from kvtide.transfer.errors import Refused, TimedOut, TransferError
 from kvtide.transfer.handshake import Session, Verdict, receive
 from kvtide.transfer.inbound import Inbound
 from kvtide.transfer.interface import Observer, PeerGone
+from kvtide.transfer.rdma_owner import RdmaOwner
 from kvtide.transfer.regions import Region, RegionTable
 
 log = logging.getLogger("kvtide.transfer")
@@ -59,14 +60,16 @@ class Server:
         self._unproved = 0
         self._closing = False
         self._listener: socket.socket | None = None
+        self._rdma: RdmaOwner | None = None
         self._acceptor: threading.Thread | None = None
 
-    def start(self, host: str, port: int) -> int:
+    def start(self, host: str, port: int, rdma: RdmaOwner | None) -> int:
         """Listen; the port that it is.
 
         Raises:
             OSError: the address can't be used.
         """
+        self._rdma = rdma
         listener = socket.create_server((host, port), backlog=128)
         self._listener = listener
         self._acceptor = threading.Thread(
@@ -197,7 +200,9 @@ class Server:
         return session
 
     def _serve(self, channel: Channel, session: Session) -> None:
-        inbound = Inbound(channel, session, self._table, self._clock, self._observer)
+        inbound = Inbound(
+            channel, session, self._table, self._clock, self._observer, self._rdma
+        )
         with self._lock:
             if self._closing:
                 return

@@ -21,7 +21,7 @@ from kvtide.transfer.errors import (
     Unreachable,
 )
 from kvtide.transfer.handshake import Session, Use
-from kvtide.transfer.rail import Carrier, Report
+from kvtide.transfer.rail import Carrier, RailDownError, Report
 from kvtide.transfer.requests import Inbox, Request
 from kvtide.transfer.transfer import Transfer
 from kvtide.transfer.wire import (
@@ -128,7 +128,12 @@ class TcpCarrier(Carrier):
     def _connected(self, request: Request) -> tuple[Channel, Session]:
         if self._channel is None or self._session is None:
             left_s = min(DIAL_S, max(0.05, request.transfer.remaining_s()))
-            channel, session = self._dialer.dial(Use.DATA, left_s)
+            try:
+                channel, session = self._dialer.dial(Use.DATA, left_s)
+            except (Unreachable, TimedOut) as error:
+                raise RailDownError(
+                    error.message, node=error.node, path=self.path
+                ) from error
             with self._lock:
                 self._channel, self._session = channel, session
                 self._cut = False
@@ -269,7 +274,8 @@ class TcpCarrier(Carrier):
         # cut by us, or given up for one of them: the others go again, at no cost
         blame = not self._cut and not any(each.transfer.failed for each in dropped)
         for request in [*dropped, *self._inbox.discard(None)]:
-            self._report(request, wrong, blame and request in dropped)
+            # the first was under way, the others only waited behind it
+            self._report(request, wrong, blame and request is dropped[0])
 
     def _hang_up(self) -> None:
         with self._lock:

@@ -50,6 +50,9 @@ class Kind(IntEnum):
     MAP = 3
     PING = 4
     REGION_GONE = 5
+    RDMA_DEVICES = 6
+    RDMA_PAIR = 7
+    RDMA_REACH = 8
     ANSWER = 16
 
 
