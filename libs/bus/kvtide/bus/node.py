@@ -2,15 +2,14 @@
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import structlog
 
 from kvtide.bus.beater import Beater, NodeTimes, Pulse
-from kvtide.bus.core import LinkedBus
 from kvtide.bus.errors import BusError, EpochError
 from kvtide.bus.identity import Identity
-from kvtide.bus.interface import Handler, Incoming, Lost, Subscription
+from kvtide.bus.interface import Bus, Handler, Incoming, Lost, Subscription
 from kvtide.bus.messages import Beat, Goodbye, Load, NodeState
 from kvtide.bus.roster import Joined, Roster, RosterEvent
 from kvtide.bus.subjects import Hop, Subjects
@@ -27,6 +26,18 @@ Event = TypeVar("Event")
 log = structlog.get_logger("kvtide.bus.node")
 
 
+class NodeBus(Bus, Protocol):
+    """What a node needs of its bus beside sending and hearing."""
+
+    def fence(self, fence: Callable[[NodeRef], bool]) -> None:
+        """Drop messages of senders that ``fence`` is false for, from now on."""
+        ...
+
+    def beater(self) -> Beater:
+        """Something that beats for a node on this bus, over a way of its own."""
+        ...
+
+
 class Node:
     """One process among the others. Use as an async context manager, in one loop.
 
@@ -39,7 +50,7 @@ class Node:
         self,
         *,
         roles: tuple[Role, ...],
-        bus: LinkedBus,
+        bus: NodeBus,
         identity: Identity,
         clock: Clock,
         secret: bytes,
@@ -48,8 +59,9 @@ class Node:
         times: NodeTimes | None = None,
         host: str = "",
         http: str = "",
+        tasks: TaskScope | None = None,
     ) -> None:
-        """``beater`` None: beat from this loop, through the bus's own kind of link."""
+        """``beater`` None: the bus's own. ``tasks``: what runs the node's tasks."""
         self.roles = roles
         self.bus = bus
         self.identity = identity
@@ -57,7 +69,7 @@ class Node:
         self.secret = secret
         self.times = times or NodeTimes()
         self.roster = Roster(self.times.roster)
-        self.tasks = TaskScope(on_error=self._failed)
+        self.tasks = tasks or TaskScope(on_error=self._failed)
         self._endpoint = endpoint
         self._beater = beater or bus.beater()
         self._vitals = Vitals(roles, host, clock.wall())
