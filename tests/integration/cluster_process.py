@@ -5,6 +5,7 @@ Calls the role's ``serve`` as the command line does. SIGTERM ends it cleanly.
 
 import asyncio
 import importlib
+import json
 import signal
 import sys
 
@@ -15,8 +16,8 @@ from kvtide.runtime.metrics import new_registry
 
 async def _serve(role: str, given: str) -> None:
     module = importlib.import_module(f"kvtide.{role}.settings")
-    settings = getattr(module, f"{role.capitalize()}Settings").model_validate_json(
-        given
+    settings = getattr(module, f"{role.capitalize()}Settings").model_validate(
+        json.loads(given)
     )
     app = importlib.import_module(f"kvtide.{role}.app")
     configure_logging(

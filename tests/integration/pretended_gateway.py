@@ -137,7 +137,8 @@ class PretendedGateway:
     ) -> Asked:
         """Send the work to both workers; they must accept."""
         self._count += 1
-        ref = RequestRef(RequestId(f"{self.node.ref.node}-{self._count}"), 1)
+        me = self.node.ref
+        ref = RequestRef(RequestId(f"{me.node}-{me.epoch}-{self._count}"), 1)
         prefill_ref = (await self.member(prefill)).ref if prefill else None
         decode_ref = (await self.member(decode)).ref
         asked = Asked(ref, tuple(prompt), prefill_ref, decode_ref)

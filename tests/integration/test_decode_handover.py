@@ -1,0 +1,226 @@
+"""Prefill to decode between real processes: NATS, store and the demo model are real.
+
+Every answer is compared with what transformers generates from the same weights.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+
+import pytest
+from tests.e2e.oracle.prompts import text_tokens
+from tests.e2e.oracle.reference import Oracle
+from tests.integration.cluster import Cluster
+from tests.integration.pretended_gateway import (
+    Asked,
+    PretendedGateway,
+    pretended_gateway,
+)
+from tokenizers import Tokenizer
+
+from kvtide.bus.messages import SamplingSpec
+from kvtide.engine.demo import default_cache_dir, ensure_demo_model
+from kvtide.kv import NodeId
+
+pytestmark = pytest.mark.timeout(300)
+
+BLOCK = 64
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return ensure_demo_model(default_cache_dir())
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: Path) -> Oracle:
+    return Oracle(folder)
+
+
+@pytest.fixture(scope="module")
+def text(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("handover"), prefill=2, decode=1) as cluster:
+        cluster.wait_ready()
+        yield cluster
+
+
+@pytest.fixture
+async def gateway(cluster: Cluster) -> AsyncGenerator[PretendedGateway]:
+    async with pretended_gateway(
+        cluster.nats.url, cluster.state_dir, cluster.shm_dir()
+    ) as gateway:
+        for name in ("prefill-0", "prefill-1", "decode-0", "store-0"):
+            await gateway.member(name)
+        yield gateway
+
+
+def prompt(text: Tokenizer, tokens: int, first: int) -> list[int]:
+    return text_tokens(lambda part: text.encode(part).ids, tokens, first)
+
+
+def right(oracle: Oracle, asked: Asked, tokens: int) -> None:
+    assert len(asked.ids) == tokens
+    verdict = oracle.check(asked.prompt, asked.ids)
+    assert verdict.right, verdict
+
+
+async def settled(cluster: Cluster, gateway: PretendedGateway) -> None:
+    """Wait until workers and store hold nothing for anybody."""
+
+    def held() -> str:
+        decode = cluster["decode-0"].metrics()
+        store = gateway.node.roster.get(NodeId("store-0"))
+        load = store.beat.load[0] if store else None
+        used = decode['kvtide_decode_load{what="kv_tokens_used"}']
+        return f"decode {used}, store {load}" if used or _held(load) else ""
+
+    async with asyncio.timeout(30):
+        while held():
+            await gateway.node.clock.sleep(0.1)
+
+
+def _held(load: object) -> int:
+    return sum(
+        getattr(load, field, 0) for field in ("leases", "pins", "reserved_slots")
+    )
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 63, 64, 65, 129, 700])
+async def test_cold_answers_are_the_references(
+    gateway: PretendedGateway, text: Tokenizer, oracle: Oracle, tokens: int
+) -> None:
+    ids = prompt(text, tokens, 1000 + tokens)
+    asked = await gateway.ask(ids, 12)
+    right(oracle, asked, 12)
+    assert asked.reused_tokens == 0
+    done = asked.prefill_done
+    assert done is not None
+    assert (done.reused_tokens, done.computed_tokens) == (0, tokens - 1)
+
+
+async def test_a_long_prompt_then_a_warm_one_then_the_next_turn(
+    cluster: Cluster, gateway: PretendedGateway, text: Tokenizer, oracle: Oracle
+) -> None:
+    ids = prompt(text, 2000, 0)
+    cold = await gateway.ask(ids, 70)
+    right(oracle, cold, 70)
+    copies = await gateway.located(ids, "store-0")
+    assert len(copies) == 2000 // BLOCK
+    warm = await gateway.ask(ids, 8, reuse=copies, prefill="prefill-1")
+    right(oracle, warm, 8)
+    assert warm.reused_tokens == 2000 // BLOCK * BLOCK
+    assert warm.prefill_done is not None
+    assert warm.prefill_done.computed_tokens == 1999 - 2000 // BLOCK * BLOCK
+    turn = [*ids, *cold.ids, *prompt(text, 20, 50)]
+    history = await gateway.located(turn, "store-0")
+    # every full block of prompt and answer is there, but for the last token's KV
+    assert len(history) == (2000 + 69) // BLOCK
+    again = await gateway.ask(turn, 8, reuse=history)
+    right(oracle, again, 8)
+    assert again.reused_tokens == len(history) * BLOCK
+    await settled(cluster, gateway)
+
+
+async def test_all_of_the_prompt_in_the_pool_needs_no_prefill(
+    gateway: PretendedGateway, text: Tokenizer, oracle: Oracle
+) -> None:
+    ids = prompt(text, 128, 300)
+    first = await gateway.ask(ids, 2)
+    copies = await gateway.located(ids, "store-0")
+    assert len(copies) == 2, "decode completes the prompt's last block and pools it"
+    asked = await gateway.ask(ids, 8, reuse=copies, prefill=None)
+    right(oracle, asked, 8)
+    assert asked.ids[:2] == first.ids
+    assert asked.reused_tokens == 127
+
+
+async def test_eight_in_flight_and_cancels_among_them(
+    cluster: Cluster, gateway: PretendedGateway, text: Tokenizer, oracle: Oracle
+) -> None:
+    sent = [
+        await gateway.send(
+            prompt(text, 20 + 37 * number, 400 + 11 * number),
+            24,
+            prefill=f"prefill-{number % 2}",
+        )
+        for number in range(8)
+    ]
+    for asked in (sent[2], sent[5]):
+        await gateway.until(asked, lambda asked=asked: len(asked.ids) > 1)
+        await gateway.cancel(asked)
+    for number, asked in enumerate(sent):
+        if number not in (2, 5):
+            right(oracle, await gateway.finished(asked), 24)
+    await settled(cluster, gateway)
+
+
+async def test_seeded_sampling_does_not_depend_on_the_batch(
+    gateway: PretendedGateway, text: Tokenizer
+) -> None:
+    sampling = SamplingSpec(temperature=0.9, top_p=0.95, seed=7)
+    ids = prompt(text, 40, 700)
+    alone = await gateway.ask(ids, 16, sampling=sampling)
+    together = [
+        await gateway.send(ids, 16, sampling=sampling),
+        await gateway.send(prompt(text, 90, 720), 16),
+    ]
+    for asked in together:
+        await gateway.finished(asked)
+    assert together[0].ids == alone.ids
+
+
+async def computing(
+    cluster: Cluster, gateway: PretendedGateway, name: str, asked: Asked
+) -> None:
+    """Wait until parts of it were handed over, and not all."""
+
+    def read(kind: str) -> float:
+        name = f'kvtide_decode_reads_total{{kind="{kind}",outcome="read"}}'
+        return cluster["decode-0"].metrics().get(name, 0.0)
+
+    before = read("part")
+    async with asyncio.timeout(30):
+        while read("part") < before + 2:
+            await gateway.node.clock.sleep(0.02)
+    assert asked.prefill_done is None
+    assert not asked.ids, name
+
+
+async def test_prefill_stopped_in_a_layer_and_continued_harms_nobody(
+    cluster: Cluster, gateway: PretendedGateway, text: Tokenizer, oracle: Oracle
+) -> None:
+    asked = await gateway.send(prompt(text, 1800, 800), 4)
+    await computing(cluster, gateway, "prefill-0", asked)
+    cluster.pause("prefill-0")
+    await gateway.cancel(asked, wait=False)
+    await gateway.gone("prefill-0")
+    # its slots are others' now
+    sent = [
+        await gateway.send(prompt(text, 300, 900 + 20 * number), 8, prefill="prefill-1")
+        for number in range(4)
+    ]
+    cluster.resume("prefill-0")
+    for one in sent:
+        right(oracle, await gateway.finished(one), 8)
+    await gateway.member("prefill-0")
+    after = await gateway.ask(prompt(text, 300, 990), 8)
+    right(oracle, after, 8)
+    assert after.prefill_done is not None
+    await settled(cluster, gateway)
+
+
+async def test_prefill_killed_while_it_computes_is_computed_by_decode(
+    cluster: Cluster, gateway: PretendedGateway, text: Tokenizer, oracle: Oracle
+) -> None:
+    asked = await gateway.send(prompt(text, 1500, 1100), 8)
+    await computing(cluster, gateway, "prefill-0", asked)
+    cluster.kill("prefill-0")
+    await gateway.finished(asked)
+    right(oracle, asked, 8)
+    assert asked.prefill_done is None
+    await settled(cluster, gateway)
