@@ -28,7 +28,7 @@ from kvtide.bus.messages import (
     PutGranted,
     StoreLoad,
 )
-from kvtide.kv import Located, NodeRef, Role
+from kvtide.kv import Located, NodeId, NodeRef, Role
 from kvtide.pool import MissReason, PartRead, PoolUnavailable, PutClosed
 from kvtide.store.shell import StoreService
 
@@ -375,7 +375,7 @@ async def test_what_the_owner_does_not_list_is_freed(here: World) -> None:
         header_bytes=LAYOUT.header_bytes,
         blocks=(PutBlock(None, 16),) * 3,
     )
-    inbox = worker.node.subjects.inbox(Role.STORE, "store", Hop.POOL)
+    inbox = worker.node.subjects.inbox(Role.STORE, NodeId("store"), Hop.POOL)
     reply = await worker.node.bus.request(inbox, lost, timeout_s=5)
     assert isinstance(reply, PutGranted)
     assert load(store).reserved_slots == 4
@@ -415,7 +415,7 @@ async def test_a_lease_of_another_is_refused(here: World) -> None:
         header_bytes=LAYOUT.header_bytes,
         blocks=(),
     )
-    inbox = two.node.subjects.inbox(Role.STORE, "store", Hop.POOL)
+    inbox = two.node.subjects.inbox(Role.STORE, NodeId("store"), Hop.POOL)
     reply = await two.node.bus.request(inbox, put, timeout_s=5)
     assert isinstance(reply, Failure)
     assert reply.code == "not_owner"

@@ -25,6 +25,10 @@ class BlockRows(Protocol):
         """Copies that went, then copies that came."""
         ...
 
+    def end(self, store: NodeRef) -> None:
+        """The store's life ends cleanly, and its memory with it."""
+        ...
+
 
 class NoRows:
     """For a store without a catalog."""
@@ -34,6 +38,9 @@ class NoRows:
 
     def write(self, store: NodeRef, rows: WriteRows) -> None:
         """See ``BlockRows.write``."""
+
+    def end(self, store: NodeRef) -> None:
+        """See ``BlockRows.end``."""
 
 
 class CatalogRows:
@@ -55,6 +62,10 @@ class CatalogRows:
             self._put(BlockDropped(store.node, gone.key, Tier.DRAM, gone.generation))
         for came in rows.came:
             self._put(_catalog_row(came, now_s))
+
+    def end(self, store: NodeRef) -> None:
+        """See ``BlockRows.end``."""
+        self._put(BlocksForgotten(store.node, Tier.DRAM, store.epoch + 1))
 
 
 def _catalog_row(row: BlockRow, now_s: float) -> CatalogBlock:

@@ -125,6 +125,9 @@ class StoreService:
         verifier, self._verifier = self._verifier, None
         if verifier is not None:
             await verifier.close()
+        machine, self.machine = self.machine, None
+        if machine is not None:
+            self._rows.end(machine.store)
         self._node.arenas()
         arena, self._arena = self._arena, None
         if arena is not None:
