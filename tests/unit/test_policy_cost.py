@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kvtide.kv import BlockKey, Located, NodeId, NodeRef, SlotRef, Tier
-from kvtide.policy import Ask, Copy, CostModel, CostSeeds, DecodeWorker, Rates
+from kvtide.policy import (
+    Ask,
+    Copy,
+    CostModel,
+    CostSeeds,
+    DecodeWorker,
+    PrefillWorker,
+    Rates,
+    Reuse,
+    Routes,
+)
 
 BLOCK = 64
 BYTES = 1_000_000
@@ -33,6 +43,12 @@ def ask(tokens: int, prefix: tuple[tuple[Copy, ...], ...] = (), new: int = 10) -
     )
 
 
+def best_of(asked: Ask, rates: Rates, cost: CostModel | None = None) -> Reuse:
+    """What a worker on the near host would reuse."""
+    cost = cost or CostModel()
+    return cost.best_reuse(asked, Routes(cost, asked).to("near"), rates)
+
+
 def decode(**fields: float) -> DecodeWorker:
     return DecodeWorker(NodeRef(NodeId("d"), 1), "near", **fields)  # pyright: ignore[reportArgumentType]
 
@@ -52,7 +68,7 @@ def test_a_near_dram_copy_is_cheapest_then_near_ssd_and_far_then_far_ssd() -> No
     cost = CostModel(CostSeeds(remote_share=0.5, ssd_share=0.25))
     rates = Rates(1000, 1e9)
     found = [
-        cost.load_ms(ask(65), copy_of(0, host, tier), "near", rates)
+        cost.load_ms(ask(65), cost.slowness(copy_of(0, host, tier), "near"), rates)
         for host, tier in [
             ("near", Tier.DRAM),
             ("far", Tier.DRAM),
@@ -69,7 +85,7 @@ def test_each_block_comes_from_its_cheapest_copy() -> None:
         (copy_of(1, "far"),),
         (copy_of(2, "near", Tier.SSD), copy_of(2, "near")),
     )
-    reuse = CostModel().best_reuse(ask(200, prefix), "near", Rates(1000, 1e9))
+    reuse = best_of(ask(200, prefix), Rates(1000, 1e9))
     assert [located.slot.node for located in reuse.located] == [
         "store-near",
         "store-far",
@@ -79,10 +95,24 @@ def test_each_block_comes_from_its_cheapest_copy() -> None:
     assert (reuse.hit_tokens, reuse.rest_tokens) == (192, 7)
 
 
+def test_a_node_without_a_host_shares_memory_with_nobody() -> None:
+    cost = CostModel()
+    assert cost.slowness(copy_of(0, ""), "") == cost.slowness(copy_of(0, "far"), "near")
+    assert cost.slowness(copy_of(0, "near"), "near") == 1
+
+
+def test_hosts_that_hold_nothing_share_one_route() -> None:
+    asked = ask(300, tuple((copy_of(i, "far"),) for i in range(4)))
+    routes = Routes(CostModel(), asked)
+    assert routes.to("a") is routes.to("b")
+    assert routes.to("a").runs != routes.to("far").runs
+    assert len(routes.to("far").runs) == 1
+
+
 def test_computing_beats_a_slow_load() -> None:
     prefix = tuple((copy_of(i, "far"),) for i in range(4))
     fast = Rates(tokens_per_s=1e6, load_bytes_per_s=1e7)
-    reuse = CostModel().best_reuse(ask(300, prefix), "near", fast)
+    reuse = best_of(ask(300, prefix), fast)
     assert reuse.located == ()
     assert reuse.rest_tokens == 299
 
@@ -92,7 +122,7 @@ def test_a_dear_block_in_front_of_cheap_ones_is_loaded_too() -> None:
     # near: 1 ms a block; far ssd: 16 ms; computing a block: 10 ms
     seeds = CostSeeds(block_overhead_ms=0.0)
     rates = Rates(tokens_per_s=6400, load_bytes_per_s=1e9)
-    reuse = CostModel(seeds).best_reuse(ask(300, prefix), "near", rates)
+    reuse = best_of(ask(300, prefix), rates, CostModel(seeds))
     assert len(reuse.located) == 4
     assert reuse.transfer_ms == pytest.approx(16 + 3)
 
@@ -116,24 +146,28 @@ def test_the_best_reuse_is_the_cheapest_of_all_lengths(
         for i, block in enumerate(blocks)
     )
     cost, asked, rates = CostModel(), ask(tokens, prefix), Rates(pace, rate)
-    best = cost.best_reuse(asked, "near", rates)
+    best = best_of(asked, rates, cost)
+    loads = [
+        min(cost.load_ms(asked, cost.slowness(copy, "near"), rates) for copy in block)
+        for block in prefix
+    ]
     totals = [
-        cost.reuse_of(
-            asked,
-            [
-                min(block, key=lambda c: cost.load_ms(asked, c, "near", rates))
-                for block in prefix[:length]
-            ],
-            "near",
-            rates,
-        )
+        sum(loads[:length]) + (asked.kv_tokens - length * BLOCK) / pace * 1000
         for length in range(asked.reusable_blocks + 1)
     ]
-    least = min(reuse.transfer_ms + reuse.compute_ms for reuse in totals)
+    least = min(totals)
     assert best.transfer_ms + best.compute_ms == pytest.approx(least)
     assert [located.key for located in best.located] == [
         block[0].located.key for block in prefix[: len(best.located)]
     ]
+
+
+def test_a_rate_that_was_measured_badly_does_not_end_all_reuse() -> None:
+    cost = CostModel(CostSeeds(load_bytes_per_s=1e9, least_load_share=0.1))
+    worker = PrefillWorker(NodeRef(NodeId("p"), 1), "near", load_bytes_per_s=10.0)
+    assert cost.rates(worker) == Rates(1000.0, 1e8)
+    prefix = tuple((copy_of(i),) for i in range(4))
+    assert best_of(ask(300, prefix), cost.rates(worker)).blocks == 4
 
 
 def test_a_full_decode_worker_makes_the_request_wait() -> None:

@@ -11,7 +11,16 @@ from kvtide.policy.choices import (
     RefusalCode,
     Targets,
 )
-from kvtide.policy.cost import CostModel, CostSeeds, DecodeCost, Rates, Reuse
+from kvtide.policy.cost import (
+    CostModel,
+    CostSeeds,
+    DecodeCost,
+    Rates,
+    Reuse,
+    Route,
+    Routes,
+    Run,
+)
 from kvtide.policy.least_ttft import LeastTtft
 from kvtide.policy.views import Ask, Cluster, Copy, DecodeWorker, PrefillWorker
 
@@ -35,5 +44,8 @@ __all__ = [
     "Refusal",
     "RefusalCode",
     "Reuse",
+    "Route",
+    "Routes",
+    "Run",
     "Targets",
 ]

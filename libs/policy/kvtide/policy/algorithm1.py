@@ -8,7 +8,7 @@ one. The paper publishes no value for the ratio ("currently adjusted manually").
 
 from kvtide.policy.candidates import ChosenDecode, candidate, least_loaded, settle
 from kvtide.policy.choices import Candidate, Placement, Refusal, Targets
-from kvtide.policy.cost import CostModel, CostSeeds
+from kvtide.policy.cost import CostModel, CostSeeds, Routes
 from kvtide.policy.views import Ask, Cluster, Copy, PrefillWorker
 
 
@@ -32,11 +32,14 @@ class BalancingRatio:
         decode = least_loaded(self._cost, ask, cluster.decodes)
         if isinstance(decode, Refusal):
             return decode
-        found = [self._candidate(ask, worker, decode) for worker in cluster.prefills]
+        routes = Routes(self._cost, ask)
+        found = [
+            self._candidate(ask, worker, routes, decode) for worker in cluster.prefills
+        ]
         return settle(ask, found, self._targets)
 
     def _candidate(
-        self, ask: Ask, worker: PrefillWorker, decode: ChosenDecode
+        self, ask: Ask, worker: PrefillWorker, routes: Routes, decode: ChosenDecode
     ) -> Candidate:
         own = self._own_prefix(ask, worker.host)
         best_len = ask.reusable_blocks
@@ -45,13 +48,14 @@ class BalancingRatio:
         if best_len > self._ratio * len(own):
             rest = ask.prefix[len(own) : best_len]
             copies = own + [block[0] for block in rest]
-        plan = self._cost.reuse_of(ask, copies, worker.host, self._cost.rates(worker))
-        return candidate(self._cost, worker, decode, plan)
+        rates = self._cost.rates(worker)
+        plan = self._cost.whole_reuse(ask, routes.through(copies, worker.host), rates)
+        return candidate(self._cost, worker, rates, decode, plan)
 
     def _own_prefix(self, ask: Ask, host: str) -> list[Copy]:
         own: list[Copy] = []
         for copies in ask.prefix[: ask.reusable_blocks]:
-            here = next((copy for copy in copies if copy.host == host), None)
+            here = next((copy for copy in copies if copy.host == host and host), None)
             if here is None:
                 break
             own.append(here)

@@ -12,7 +12,7 @@ from kvtide.policy.choices import (
     RefusalCode,
     Targets,
 )
-from kvtide.policy.cost import CostModel, DecodeCost, Reuse
+from kvtide.policy.cost import CostModel, DecodeCost, Rates, Reuse
 from kvtide.policy.views import Ask, DecodeWorker, PrefillWorker
 
 EXPLAINED_CANDIDATES = 8
@@ -69,10 +69,14 @@ def _decode_order(decode: ChosenDecode) -> tuple[float, float, float, int, NodeI
 
 
 def candidate(
-    cost: CostModel, worker: PrefillWorker, decode: ChosenDecode, plan: Reuse
+    cost: CostModel,
+    worker: PrefillWorker,
+    rates: Rates,
+    decode: ChosenDecode,
+    plan: Reuse,
 ) -> Candidate:
     """The estimate of ``worker`` with this reuse, then ``decode``."""
-    queue_ms = cost.queue_ms(worker)
+    queue_ms = cost.queue_ms(worker, rates)
     made_ms = queue_ms + plan.transfer_ms + plan.compute_ms
     made_ms += cost.handover_ms(worker.host, decode.worker.host)
     # decode waits for room while prefill works
@@ -88,9 +92,7 @@ def candidate(
         tbt_ms=decode.cost.tbt_ms,
         wait_ms=decode.cost.wait_ms,
     )
-    return Candidate(
-        worker.ref, decode.worker.ref, plan.located, plan.rest_tokens, estimate
-    )
+    return Candidate(worker.ref, decode.worker.ref, plan, estimate)
 
 
 def direct_candidate(decode: ChosenDecode, plan: Reuse) -> Candidate:
@@ -108,8 +110,7 @@ def direct_candidate(decode: ChosenDecode, plan: Reuse) -> Candidate:
         tbt_ms=decode.cost.tbt_ms,
         wait_ms=decode.cost.wait_ms,
     )
-    ref = decode.worker.ref
-    return Candidate(None, ref, plan.located, plan.rest_tokens, estimate)
+    return Candidate(None, decode.worker.ref, plan, estimate)
 
 
 def settle(

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from kvtide.kv import Located, NodeId, NodeRef
+from kvtide.policy.cost import Reuse
 from kvtide.policy.views import Ask, Cluster
 
 
@@ -46,9 +47,18 @@ class Candidate:
 
     prefill: NodeRef | None
     decode: NodeRef
-    reuse: tuple[Located, ...]
-    rest_tokens: int
+    plan: Reuse
     estimate: Estimate
+
+    @property
+    def reuse(self) -> tuple[Located, ...]:
+        """Copies of the first blocks of the prompt, in order."""
+        return self.plan.located
+
+    @property
+    def rest_tokens(self) -> int:
+        """Tokens whose KV has to be computed."""
+        return self.plan.rest_tokens
 
 
 @dataclass(frozen=True, slots=True)

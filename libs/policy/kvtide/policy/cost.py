@@ -23,10 +23,15 @@ class CostSeeds:
     that of a copy in this host's memory. ``join_share`` is by how much of a batch's
     step one more request in a batch of one makes it longer. ``answer_tokens`` is the
     length that an answer is assumed to have when room must be waited for.
+
+    A load rate below ``least_load_share`` of the assumed one is taken for that share: a
+    worker whose first loads went badly would else never be given a load again, and so
+    never measure a better rate.
     """
 
     tokens_per_s: float = 1000.0
     load_bytes_per_s: float = 1e9
+    least_load_share: float = 0.1
     remote_share: float = 0.25
     ssd_share: float = 0.25
     block_overhead_ms: float = 0.2
@@ -38,14 +43,36 @@ class CostSeeds:
 
 
 @dataclass(frozen=True, slots=True)
-class Reuse:
-    """Which copies to load, in block order, and how long loading and the rest take."""
+class Run:
+    """So many blocks in a row whose copies are equally slow to load."""
 
-    located: tuple[Located, ...]
+    slowness: float
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One copy for each block of a prefix, in order, as seen from one host."""
+
+    copies: tuple[Copy, ...]
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """How much of a route to load, and how long loading and the rest take."""
+
+    route: Route
+    blocks: int
     hit_tokens: int
     transfer_ms: float
     rest_tokens: int
     compute_ms: float
+
+    @property
+    def located(self) -> tuple[Located, ...]:
+        """The copies to load, in block order."""
+        return tuple(copy.located for copy in self.route.copies[: self.blocks])
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,39 +100,58 @@ class CostModel:
 
     def rates(self, worker: PrefillWorker) -> Rates:
         """What the worker reported, or the seeds."""
-        return Rates(
-            worker.tokens_per_s or self.seeds.tokens_per_s,
-            worker.load_bytes_per_s or self.seeds.load_bytes_per_s,
-        )
+        seeds = self.seeds
+        least = seeds.load_bytes_per_s * seeds.least_load_share
+        load = worker.load_bytes_per_s or seeds.load_bytes_per_s
+        return Rates(worker.tokens_per_s or seeds.tokens_per_s, max(load, least))
 
-    def queue_ms(self, worker: PrefillWorker) -> float:
+    def queue_ms(self, worker: PrefillWorker, rates: Rates) -> float:
         """Until all that waits or runs there now is computed."""
-        return worker.waiting_tokens / self.rates(worker).tokens_per_s * _S_TO_MS
+        return worker.waiting_tokens / rates.tokens_per_s * _S_TO_MS
 
-    def load_ms(self, ask: Ask, copy: Copy, host: str, rates: Rates) -> float:
-        """One block from this copy into a worker on ``host``."""
-        rate = rates.load_bytes_per_s
-        if copy.host != host:
-            rate *= self.seeds.remote_share
+    def slowness(self, copy: Copy, host: str) -> float:
+        """How much longer loading takes than from DRAM of ``host`` itself.
+
+        A node that shares memory with nobody has an empty host: all is far from it.
+        """
+        slowness = 1.0
+        if copy.host != host or not host:
+            slowness /= self.seeds.remote_share
         if copy.located.slot.tier is Tier.SSD:
-            rate *= self.seeds.ssd_share
-        return ask.block_bytes / rate * _S_TO_MS + self.seeds.block_overhead_ms
+            slowness /= self.seeds.ssd_share
+        return slowness
 
-    def best_reuse(self, ask: Ask, host: str, rates: Rates) -> Reuse:
+    def load_ms(self, ask: Ask, slowness: float, rates: Rates) -> float:
+        """One block of this slowness."""
+        near_ms = ask.block_bytes / rates.load_bytes_per_s * _S_TO_MS
+        return near_ms * slowness + self.seeds.block_overhead_ms
+
+    def best_reuse(self, ask: Ask, route: Route, rates: Rates) -> Reuse:
         """The prefix that makes loading plus computing shortest, on equality the longest.
 
-        Each block comes from its cheapest copy. Where the network is slow and the
-        worker fast, computing beats loading: then the prefix is shorter than what the
-        pool has, or empty.
+        Where the network is slow and the worker fast, computing beats loading: then the
+        prefix is shorter than what the pool has, or empty. Within a run of equally
+        slow copies all or none are worth it, so only the ends of runs are tried.
         """
-        return self._shortest(ask, self._cheapest(ask, host, rates), rates)
+        saved_ms = ask.block_tokens / rates.tokens_per_s * _S_TO_MS
+        transfer_ms = gain_ms = best_gain_ms = best_transfer_ms = 0.0
+        length = best_length = 0
+        for run in route.runs:
+            load_ms = self.load_ms(ask, run.slowness, rates)
+            length += run.blocks
+            transfer_ms += run.blocks * load_ms
+            gain_ms += run.blocks * (saved_ms - load_ms)
+            if gain_ms >= best_gain_ms:
+                best_length, best_gain_ms = length, gain_ms
+                best_transfer_ms = transfer_ms
+        return self._reuse(ask, route, best_length, best_transfer_ms, rates)
 
-    def reuse_of(
-        self, ask: Ask, copies: Sequence[Copy], host: str, rates: Rates
-    ) -> Reuse:
-        """The cost of loading exactly these blocks, one copy each, and the rest."""
-        loads = [self.load_ms(ask, copy, host, rates) for copy in copies]
-        return self._reuse(ask, copies, sum(loads), rates)
+    def whole_reuse(self, ask: Ask, route: Route, rates: Rates) -> Reuse:
+        """The cost of loading all of the route, and computing the rest."""
+        transfer_ms = sum(
+            run.blocks * self.load_ms(ask, run.slowness, rates) for run in route.runs
+        )
+        return self._reuse(ask, route, len(route.copies), transfer_ms, rates)
 
     def decode_cost(self, ask: Ask, worker: DecodeWorker) -> DecodeCost:
         """How long the request waits for room there, and the pace it then gets."""
@@ -127,36 +173,52 @@ class CostModel:
             return self.seeds.handover_ms
         return self.seeds.remote_handover_ms
 
-    def _cheapest(self, ask: Ask, host: str, rates: Rates) -> list[tuple[float, Copy]]:
-        best: list[tuple[float, Copy]] = []
-        for copies in ask.prefix[: ask.reusable_blocks]:
-            costs = [(self.load_ms(ask, copy, host, rates), copy) for copy in copies]
-            best.append(min(costs, key=lambda cost: cost[0]))
-        return best
-
-    def _shortest(
-        self, ask: Ask, loads: Sequence[tuple[float, Copy]], rates: Rates
-    ) -> Reuse:
-        saved_ms = ask.block_tokens / rates.tokens_per_s * _S_TO_MS
-        transfer_ms = gain_ms = best_gain_ms = best_transfer_ms = 0.0
-        length = 0
-        for number, (cost_ms, _) in enumerate(loads, start=1):
-            transfer_ms += cost_ms
-            gain_ms += saved_ms - cost_ms
-            if gain_ms >= best_gain_ms:
-                length, best_gain_ms = number, gain_ms
-                best_transfer_ms = transfer_ms
-        copies = [copy for _, copy in loads[:length]]
-        return self._reuse(ask, copies, best_transfer_ms, rates)
-
     def _reuse(
-        self, ask: Ask, copies: Sequence[Copy], transfer_ms: float, rates: Rates
+        self, ask: Ask, route: Route, blocks: int, transfer_ms: float, rates: Rates
     ) -> Reuse:
-        rest_tokens = max(0, ask.kv_tokens - len(copies) * ask.block_tokens)
+        rest_tokens = max(0, ask.kv_tokens - blocks * ask.block_tokens)
         return Reuse(
-            located=tuple(copy.located for copy in copies),
-            hit_tokens=len(copies) * ask.block_tokens,
+            route=route,
+            blocks=blocks,
+            hit_tokens=blocks * ask.block_tokens,
             transfer_ms=transfer_ms,
             rest_tokens=rest_tokens,
             compute_ms=rest_tokens / rates.tokens_per_s * _S_TO_MS,
         )
+
+
+class Routes:
+    """The cheapest copies of a request's prefix for each host; equal ones made once."""
+
+    def __init__(self, cost: CostModel, ask: Ask) -> None:
+        """For one request."""
+        self._cost = cost
+        self._prefix = ask.prefix[: ask.reusable_blocks]
+        self._holders = {copy.host for block in self._prefix for copy in block}
+        self._known: dict[str, Route] = {}
+
+    def to(self, host: str) -> Route:
+        """Where a worker on ``host`` would load each block from."""
+        # to hosts that hold nothing of it, everything is equally far
+        name = host if host in self._holders else ""
+        route = self._known.get(name)
+        if route is None:
+            route = self.through(
+                [self._nearest(block, name) for block in self._prefix], name
+            )
+            self._known[name] = route
+        return route
+
+    def through(self, copies: Sequence[Copy], host: str) -> Route:
+        """The route that loads exactly these blocks from these copies."""
+        runs: list[Run] = []
+        for copy in copies:
+            slowness = self._cost.slowness(copy, host)
+            if runs and runs[-1].slowness == slowness:
+                runs[-1] = Run(slowness, runs[-1].blocks + 1)
+            else:
+                runs.append(Run(slowness, 1))
+        return Route(tuple(copies), tuple(runs))
+
+    def _nearest(self, block: Sequence[Copy], host: str) -> Copy:
+        return min(block, key=lambda copy: self._cost.slowness(copy, host))

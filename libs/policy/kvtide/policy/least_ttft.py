@@ -10,7 +10,7 @@ from kvtide.policy.candidates import (
     settle,
 )
 from kvtide.policy.choices import Candidate, Placement, Refusal, Targets
-from kvtide.policy.cost import CostModel, CostSeeds, Rates, Reuse
+from kvtide.policy.cost import CostModel, CostSeeds, Rates, Routes
 from kvtide.policy.views import Ask, Cluster, PrefillWorker
 
 
@@ -40,32 +40,36 @@ class LeastTtft:
         decode = least_loaded(self._cost, ask, cluster.decodes)
         if isinstance(decode, Refusal):
             return decode
-        found = self._prefilled(ask, cluster.prefills, decode)
-        found += self._direct(ask, cluster.prefills, decode)
+        routes = Routes(self._cost, ask)
+        found = [
+            self._prefilled(ask, worker, routes, decode) for worker in cluster.prefills
+        ]
+        found += self._direct(ask, cluster.prefills, routes, decode)
         return settle(ask, found, self._targets)
 
     def _prefilled(
-        self, ask: Ask, workers: Sequence[PrefillWorker], decode: ChosenDecode
-    ) -> list[Candidate]:
-        plans: dict[tuple[str, Rates], Reuse] = {}
-        found: list[Candidate] = []
-        for worker in workers:
-            rates = self._cost.rates(worker)
-            plan = plans.get((worker.host, rates))
-            if plan is None:
-                plan = self._cost.best_reuse(ask, worker.host, rates)
-                plans[worker.host, rates] = plan
-            found.append(candidate(self._cost, worker, decode, plan))
-        return found
+        self, ask: Ask, worker: PrefillWorker, routes: Routes, decode: ChosenDecode
+    ) -> Candidate:
+        rates = self._cost.rates(worker)
+        plan = self._cost.best_reuse(ask, routes.to(worker.host), rates)
+        return candidate(self._cost, worker, rates, decode, plan)
 
     def _direct(
-        self, ask: Ask, workers: Sequence[PrefillWorker], decode: ChosenDecode
+        self,
+        ask: Ask,
+        workers: Sequence[PrefillWorker],
+        routes: Routes,
+        decode: ChosenDecode,
     ) -> list[Candidate]:
         """Decode alone, at the pace of the prefill workers: it reports none itself."""
+        if self._direct_blocks * ask.block_tokens < ask.kv_tokens - (
+            ask.reusable_blocks * ask.block_tokens
+        ):
+            return []
         known = [worker.tokens_per_s for worker in workers if worker.tokens_per_s]
         pace = min(known, default=self._cost.seeds.tokens_per_s)
         rates = Rates(pace, self._cost.seeds.load_bytes_per_s)
-        plan = self._cost.best_reuse(ask, decode.worker.host, rates)
+        plan = self._cost.best_reuse(ask, routes.to(decode.worker.host), rates)
         if plan.rest_tokens > self._direct_blocks * ask.block_tokens:
             return []
         return [direct_candidate(decode, plan)]

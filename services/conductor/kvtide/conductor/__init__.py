@@ -1,1 +1,1 @@
-"""TODO."""
+"""The conductor: places each request by what is cached and how loaded workers are."""

@@ -16,7 +16,7 @@ class ConductorLimits:
 
     settle_s: float = 0.3
     unreported_s: float = 3.0
-    booking_s: float = 3600.0
+    booking_s: float = 900.0
     bookings: int = 200_000
     answer_s: float = 30.0
     answers: int = 8192

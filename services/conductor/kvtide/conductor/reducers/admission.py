@@ -116,8 +116,8 @@ class Admission:
         facts = workers.facts
         answer_room = max(0, facts.max_tokens - admit.prompt_tokens)
         return Ask(
-            prompt_tokens=admit.prompt_tokens,
-            max_new_tokens=min(admit.max_new_tokens, answer_room),
+            prompt_tokens=max(0, admit.prompt_tokens),
+            max_new_tokens=max(0, min(admit.max_new_tokens, answer_room)),
             block_tokens=facts.block_tokens,
             block_bytes=Layout.of(facts).slot_bytes,
             prefix=self._prefix(admit),
