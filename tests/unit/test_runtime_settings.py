@@ -159,4 +159,5 @@ def test_shown_hides_secrets_and_passwords() -> None:
     assert shown("secret_file", Path("/x")) == "/x"
     assert shown("block_tokens", 64) == "64"
     assert hide_passwords("a nats://u:p@h:1 b") == "a nats://u:********@h:1 b"
-    assert hide_passwords("nats://token@h:1") == "nats://token@h:1"
+    assert hide_passwords("nats://token@h:1") == "nats://********@h:1"
+    assert hide_passwords("postgresql://user@h/d") == "postgresql://user@h/d"

@@ -43,5 +43,9 @@ def leave(work: Callable[[Console], int | None]) -> None:
     Raises:
         typer.Exit: always; it carries the code.
     """
+    from kvtide.runtime.logs import configure_logging  # noqa: PLC0415
+
+    # what libraries log is for roles, which set this up anew; here it is noise
+    configure_logging(level="error")
     code = exit_code(lambda: work(Console()) or CLEAN, Console(stderr=True))
     raise typer.Exit(code)

@@ -1,14 +1,19 @@
 """A command's settings: from all sources, with a name and the local NATS filled in."""
 
+import contextlib
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from kvtide.cli.roles import LOOK, schemas
 from kvtide.runtime import random_node_name
 from kvtide.runtime.settings import RoleSettings, load_settings
 
 R = TypeVar("R", bound=RoleSettings)
+
+WILDCARDS = ("0.0.0.0", "::")
 
 
 def nats_url_file(state_dir: Path) -> Path:
@@ -30,6 +35,7 @@ def resolve(
     """A role's settings, with a name for the node if nobody gave one.
 
     A NATS server that ``kvtide up`` runs on the same state folder is found by itself.
+    Who listens on every address advertises the one that it reaches NATS from.
 
     Raises:
         ConfigError: see ``load_settings``.
@@ -44,7 +50,29 @@ def resolve(
         found = embedded_nats(settings.state_dir)
         if found is not None:
             changes["nats"] = found
+    if settings.listen in WILDCARDS and not settings.advertise:
+        changes["advertise"] = own_address(str(changes.get("nats", settings.nats)))
     return settings.model_copy(update=changes)
+
+
+def own_address(nats_url: str) -> str:
+    """The address of this machine on the way to the NATS server; sends nothing.
+
+    Where the server's name can't be resolved yet: the address of this host's name.
+    """
+    url = nats_url.split(",", maxsplit=1)[0].strip()
+    target = urlsplit(url if "://" in url else f"nats://{url}")
+    with contextlib.suppress(OSError, ValueError):
+        found = socket.getaddrinfo(
+            target.hostname, target.port or 4222, type=socket.SOCK_DGRAM
+        )
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    with contextlib.suppress(OSError):
+        return socket.gethostbyname(socket.gethostname())
+    return "127.0.0.1"
 
 
 def resolve_look(config: str | None, flags: Mapping[str, object]) -> RoleSettings:

@@ -38,6 +38,7 @@ S = TypeVar("S", bound=BaseModel)
 HIDDEN = "********"
 _SECRET_NAME = re.compile(r"(^|_)(secret|password|token|api_keys?)$")
 _URL_PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):([^/@\s]*)@")
+_NATS_TOKEN = re.compile(r"\b(nats|tls|ws|wss)://[^/@\s:]+@")
 
 
 class RoleSettings(BaseModel):
@@ -169,8 +170,9 @@ def is_secret_name(key: str) -> bool:
 
 
 def hide_passwords(text: str) -> str:
-    """``text`` with the password of each URL in it replaced."""
-    return _URL_PASSWORD.sub(rf"\1:{HIDDEN}@", text)
+    """``text`` with the password, or NATS token, of each URL in it replaced."""
+    text = _URL_PASSWORD.sub(rf"\1:{HIDDEN}@", text)
+    return _NATS_TOKEN.sub(rf"\1://{HIDDEN}@", text)
 
 
 def _readable(
