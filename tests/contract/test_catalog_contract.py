@@ -326,7 +326,7 @@ async def test_ten_thousand_blocks_in_one_batch(catalog: Catalog) -> None:
 
 
 @given(st.integers(0, 2**64 - 1))
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_unsigned_numbers_survive_signed_columns(number: int) -> None:
     assert -(2**63) <= signed(number) < 2**63
     assert unsigned(signed(number)) == number

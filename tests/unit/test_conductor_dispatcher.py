@@ -299,12 +299,14 @@ def test_only_the_conductor_that_placed_records_the_end() -> None:
     one, other = world(me="c1"), world(me="c2")
     for each in (one, other):
         each.handle(MemberSeen(beat("c1", Role.CONDUCTOR)))
-    _, commands = one.ask(admit())
+    answer, commands = one.ask(admit())
+    assert isinstance(answer, Placed)
     (made,) = [c.made for c in commands if isinstance(c, Announce)]
     other.handle(PlacementHeard(made))
     over = ended()
     assert other.handle(EndHeard(over)) == []
-    assert one.handle(EndHeard(over)) == [RecordEnd(over)]
+    predicted_ttft_ms = answer.chosen.ttft_ms
+    assert one.handle(EndHeard(over)) == [RecordEnd(over, predicted_ttft_ms)]
     assert one.dispatcher.load().bookings == other.dispatcher.load().bookings == 0
 
 

@@ -1,6 +1,7 @@
 """Two conductors under any order of events, with messages lost and doubled."""
 
-from hypothesis import settings, strategies as st
+import pytest
+from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.unit.conductor_cluster import (
     BLOCK,
@@ -43,6 +44,8 @@ from kvtide.conductor.events import (
 )
 from kvtide.kv import BlockKey, Located, NodeId, NodeRef, Role
 from kvtide.policy import LeastTtft, Targets
+
+pytestmark = pytest.mark.timeout(180)  # many examples; seconds on a free machine
 
 NAMES = {
     "p1": Role.PREFILL,
@@ -179,7 +182,10 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
         for number in which:
             over = ended(request, attempt=2)
             commands = self.minds[number].handle(EndHeard(over), self.now_s)
-            assert commands in ([], [RecordEnd(over)])
+            assert len(commands) <= 1
+            assert all(
+                isinstance(each, RecordEnd) and each.ended == over for each in commands
+            )
 
     @rule(which=st.integers(0, 1))
     def wakes_up(self, which: int) -> None:
@@ -207,4 +213,9 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
 
 
 TestAnyOrderOfEvents = AnyOrderOfEvents.TestCase
-TestAnyOrderOfEvents.settings = settings(max_examples=80, stateful_step_count=50)
+TestAnyOrderOfEvents.settings = settings(
+    max_examples=50,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)

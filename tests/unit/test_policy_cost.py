@@ -1,7 +1,7 @@
 """What a placement is predicted to cost."""
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from kvtide.kv import BlockKey, Located, NodeId, NodeRef, SlotRef, Tier
 from kvtide.policy import (
@@ -137,6 +137,7 @@ copies = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(copies, st.integers(1, 700), st.floats(1e2, 1e7), st.floats(1e5, 1e11))
 def test_the_best_reuse_is_the_cheapest_of_all_lengths(
     blocks: list[list[tuple[str, Tier]]], tokens: int, pace: float, rate: float
@@ -179,6 +180,7 @@ def test_a_full_decode_worker_makes_the_request_wait() -> None:
     assert cost.decode_cost(asked, full).wait_ms > 0
 
 
+@settings(deadline=None)
 @given(st.integers(0, 50), st.integers(0, 50), st.floats(0.1, 1000))
 def test_more_in_the_batch_never_makes_steps_faster(
     running: int, ahead: int, step_ms: float

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from kvtide.kv import BlockKey, Located, NodeId, NodeRef, SlotRef, Tier
 from kvtide.policy import (
@@ -263,6 +263,7 @@ asks = st.builds(
 policies = st.sampled_from([LeastTtft(), LeastTtft(direct_blocks=0), BalancingRatio()])
 
 
+@settings(deadline=None)
 @given(
     policies,
     asks,
