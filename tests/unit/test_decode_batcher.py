@@ -329,6 +329,50 @@ def test_locally_computed_blocks_are_put_and_pooled_ones_are_not() -> None:
     assert [one.block for one in world.put_blocks[ref("a")]] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("acked_early", [False, True])
+def test_a_last_token_that_completes_a_block_is_fed_for_the_next_turn(
+    acked_early: bool,
+) -> None:
+    world = World()
+    world.tell(events.WorkArrived(work("a", 13, prefill=None, max_new_tokens=3)))
+    for _ in range(3):
+        world.run_step()
+    assert world.ends[ref("a")] == 1
+    assert world.step is not None
+    assert world.step.rows[0].sampling is None
+    if acked_early:
+        world.tell(ack("a", 3))
+    assert pull(world, "a", 0).state is PullState.FINISHED
+    world.run()
+    assert [one.block for one in world.put_blocks[ref("a")]] == [0]
+    assert world.opened == {}
+    if not acked_early:
+        world.tell(ack("a", 3))
+    assert world.machine.idle
+    assert world.ends[ref("a")] == 1
+
+
+def test_a_failure_while_closing_is_none_to_the_client() -> None:
+    world = World()
+    world.tell(events.WorkArrived(work("a", 13, prefill=None, max_new_tokens=3)))
+    for _ in range(3):
+        world.run_step()
+    world.run_step(fail=True)
+    assert world.failed == []
+    assert world.opened == {}
+
+
+def test_blocks_of_an_acknowledged_answer_are_still_put() -> None:
+    world = World(DecodeLimits(put_blocks=1))
+    world.tell(events.WorkArrived(work("a", 65, prefill=None, max_new_tokens=1)))
+    while world.step is not None:
+        world.run_step()
+    world.tell(ack("a", 1))
+    world.run()
+    assert [one.block for one in world.put_blocks[ref("a")]] == [0, 1, 2, 3]
+    assert world.machine.idle
+
+
 @pytest.mark.parametrize(
     ("event", "job", "code"),
     [

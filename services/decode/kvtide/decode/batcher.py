@@ -14,11 +14,12 @@ from kvtide.bus.messages import (
     WorkAccepted,
     WorkRefused,
 )
-from kvtide.bus.ownership import Ownership, Standing
+from kvtide.bus.ownership import Standing
 from kvtide.decode import events
-from kvtide.decode.events import BlockCopy, Command, Event, Heard, Progressed, Turned
+from kvtide.decode.events import Command, Event, Heard, Progressed, Turned
 from kvtide.decode.farewell import Farewells
 from kvtide.decode.handover import EarlyWords, Said
+from kvtide.decode.holdings import Holdings
 from kvtide.decode.intake import (
     TOO_LATE,
     crowded,
@@ -51,11 +52,8 @@ class DecodeMachine:
         self._limits = limits
         self._keys = keys
         self._model: events.ModelLoaded | None = None
-        self._attached = False
         self._draining = False
-        self._pages = PageLedger(0)
-        self._sequences: dict[RequestRef, Sequence] = {}
-        self._owners = Ownership()
+        self._held = Holdings(limits)
         self._early = EarlyWords(limits)
         self._farewells = Farewells(limits)
         self._step: events.Step | None = None
@@ -66,8 +64,8 @@ class DecodeMachine:
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
         """Take one event; the commands are to be carried out in order."""
-        self._now_s = now_s
-        self._out = []
+        self._now_s = self._held.now_s = now_s
+        self._out = self._held.out = []
         match event:
             case (
                 events.WorkArrived()
@@ -96,17 +94,17 @@ class DecodeMachine:
     @property
     def idle(self) -> bool:
         """Nobody waits, runs, or has tokens that were not acknowledged."""
-        return not self._sequences
+        return len(self._held) == 0
 
     @property
     def pages(self) -> PageLedger:
         """The memory's book."""
-        return self._pages
+        return self._held.pages
 
     @property
     def requests(self) -> int:
         """Requests that are known, ended ones that are not acknowledged included."""
-        return len(self._sequences)
+        return len(self._held)
 
     def load(self) -> DecodeLoad:
         """What the conductor is told.
@@ -115,19 +113,16 @@ class DecodeMachine:
         which stands still while there are some means that the engine hangs.
         """
         size = self._model.block_tokens if self._model else 1
-        waiting = self._in(Phase.WAITING)
-        running = len(next_rows(tuple(self._sequences.values()), self._limits))
+        waiting = self._held.in_phase(Phase.WAITING)
+        running = len(next_rows(self._held.all(), self._limits))
         return DecodeLoad(
-            waiting=len(waiting) + len(self._in(Phase.PULLING)),
+            waiting=len(waiting) + len(self._held.in_phase(Phase.PULLING)),
             running=running,
-            kv_tokens_used=self._pages.used * size,
+            kv_tokens_used=self._held.pages.used * size,
             kv_tokens_promised=sum(one.pages for one in waiting) * size,
-            kv_tokens_capacity=self._pages.capacity * size,
+            kv_tokens_capacity=self._held.pages.capacity * size,
             step_ms=self._step_ms,
         )
-
-    def _in(self, phase: Phase) -> list[Sequence]:
-        return [one for one in self._sequences.values() if one.phase is phase]
 
     # what others say
 
@@ -137,13 +132,13 @@ class DecodeMachine:
                 self._out.append(events.Reply(self._work(work)))
             case events.CancelArrived(cancel):
                 ref = RequestRef(cancel.request, cancel.attempt)
-                self._cancel(self._owners.cancel(ref, self._now_s))
+                self._held.cancel(self._held.owners.cancel(ref, self._now_s))
                 self._out.append(events.Reply(Ack()))
             case events.OwnedArrived(owned):
-                for ref in self._owners.listed(
+                for ref in self._held.owners.listed(
                     owned.owner, owned.seq, owned.requests, self._now_s
                 ):
-                    self._cancel(ref)
+                    self._held.cancel(ref)
             case events.MemberGone(node):
                 self._member_gone(node)
             case events.AckArrived(ack):
@@ -157,7 +152,7 @@ class DecodeMachine:
 
     def _work(self, work: DecodeWork) -> WorkAccepted | WorkRefused:
         ref = RequestRef(work.request, work.attempt)
-        standing = self._owners.judge(ref, work.gateway, self._now_s)
+        standing = self._held.owners.judge(ref, work.gateway, self._now_s)
         if standing is Standing.HELD:
             return WorkAccepted(request=ref.request, attempt=ref.attempt, start_ms=0.0)
         taken = TOO_LATE.get(standing) or self._take(work)
@@ -166,13 +161,11 @@ class DecodeMachine:
             return WorkRefused(
                 request=ref.request, attempt=ref.attempt, code=code, reason=reason
             )
-        others = tuple(self._sequences.values())
+        others = self._held.all()
         start_ms = predicted_start_ms(
-            taken, others, self._pages, self._limits, self._step_ms
+            taken, others, self._held.pages, self._limits, self._step_ms
         )
-        self._cancel(self._owners.held(ref.request))
-        self._owners.hold(ref, work.gateway)
-        self._sequences[ref] = taken
+        self._held.take(taken, work.gateway)
         for said in self._early.take(ref):
             taken.handover.hear(said, self._now_s)
         return WorkAccepted(request=ref.request, attempt=ref.attempt, start_ms=start_ms)
@@ -187,41 +180,34 @@ class DecodeMachine:
         if refusal is not None:
             return refusal
         taken = Sequence.of(work, self._keys(work), model, self._limits, self._now_s)
-        others = tuple(self._sequences.values())
-        return crowded(taken, others, self._pages, self._limits, self._step_ms) or taken
-
-    def _cancel(self, ref: RequestRef | None) -> None:
-        """Let a request go without a word."""
-        if ref is None or ref not in self._sequences:
-            return
-        self._owners.drop(ref, self._now_s, cancelled=True)
-        self._forget(self._sequences[ref])
+        others = self._held.all()
+        return (
+            crowded(taken, others, self._held.pages, self._limits, self._step_ms)
+            or taken
+        )
 
     def _member_gone(self, node: NodeRef) -> None:
-        for ref in self._owners.gone(node):
-            self._cancel(ref)
-        for one in list(self._sequences.values()):
+        for ref in self._held.owners.gone(node):
+            self._held.cancel(ref)
+        for one in self._held.all():
             if one.handover.gone(node):
                 self._pull(one)
         self._farewells.gone(node)
 
     def _ack(self, ack: TokenAck) -> None:
-        one = self._sequences.get(RequestRef(ack.request, ack.attempt))
-        if one is None or one.forgotten:
+        one = self._held.known(RequestRef(ack.request, ack.attempt))
+        if one is None:
             return
         one.answer.ack(ack.index, finished=ack.finished)
         if one.phase is Phase.ENDED and (one.answer.finish_acked or ack.finished):
-            self._owners.drop(one.ref, self._now_s)
-            self._forget(one)
+            self._held.acknowledged(one)
 
     def _page(self, pull: TokenPull) -> TokenPage:
-        one = self._sequences.get(RequestRef(pull.request, pull.attempt))
-        if one is None or one.forgotten:
-            return unknown_page(pull)
-        return one.page(pull)
+        one = self._held.known(RequestRef(pull.request, pull.attempt))
+        return unknown_page(pull) if one is None else one.page(pull)
 
     def _said(self, said: Said) -> None:
-        one = self._sequences.get(RequestRef(said.request, said.attempt))
+        one = self._held.get(RequestRef(said.request, said.attempt))
         if one is None:
             self._early.keep(said, self._now_s)
             return
@@ -239,7 +225,7 @@ class DecodeMachine:
                 self._farewells.answered(ref, acked=acked, now_s=self._now_s)
                 return
             case _:
-                one = self._sequences.get(event.ref)
+                one = self._held.get(event.ref)
         if one is None:
             return
         match event:
@@ -254,9 +240,9 @@ class DecodeMachine:
                 self._pull(one)
             case events.BlocksPut():
                 one.putting = False
-                self._offer_blocks(one)
+                self._held.offer_blocks(one)
                 if one.dying:
-                    self._let_go(one)
+                    self._held.let_go(one)
             case _:
                 assert_never(event)
 
@@ -295,10 +281,12 @@ class DecodeMachine:
             self._step_ms += (event.ms - self._step_ms) / 8
         sampled = {one.ref: one.token for one in event.sampled}
         for row in step.rows:
-            one = self._sequences[row.ref]
+            one = self._held.get(row.ref)
+            if one is None:
+                continue
             one.in_step = False
             if one.dying:
-                self._let_go(one)
+                self._held.let_go(one)
             elif done:
                 self._computed(one, row, sampled.get(row.ref))
             else:
@@ -312,22 +300,12 @@ class DecodeMachine:
         if token is not None:
             words = one.drawn(token, self._me, self._now_s)
             self._out.append(events.ToGateway(one.work.gateway, words))
-        if one.answer.finish is not None:
-            self._end(one)
-            self._let_go(one)
+        if one.answer.finish is None:
+            self._held.offer_blocks(one)
+        elif self._held.attached and one.wants_closing and one.phase is Phase.RUNNING:
+            one.phase = Phase.CLOSING
         else:
-            self._offer_blocks(one)
-
-    def _offer_blocks(self, one: Sequence) -> None:
-        wanted = one.opened and not one.forgotten and one.failed is None
-        if not self._attached or not wanted or one.putting:
-            return
-        blocks = one.take_blocks(self._limits.put_blocks)
-        if not blocks:
-            return
-        one.putting = True
-        one.puts += 1
-        self._out.append(events.PutBlocks(one.ref, one.puts, blocks))
+            self._finished(one)
 
     # what turns the worker as a whole
 
@@ -335,13 +313,15 @@ class DecodeMachine:
         match event:
             case events.ModelLoaded():
                 self._model = event
-                self._pages = PageLedger(event.capacity_tokens // event.block_tokens)
+                self._held.pages = PageLedger(
+                    event.capacity_tokens // event.block_tokens
+                )
             case events.StoreAttached(attached):
-                self._attached = attached
+                self._held.attached = attached
             case events.Drain():
                 self._draining = True
             case events.GiveUp():
-                for one in list(self._sequences.values()):
+                for one in self._held.all():
                     if one.phase is not Phase.ENDED:
                         self._fail(one, "draining", "the worker ends")
             case events.Fenced(me):
@@ -353,17 +333,15 @@ class DecodeMachine:
 
     def _fenced(self, me: NodeRef) -> None:
         self._me = me
-        self._owners.fenced(self._now_s)
         self._early.clear()
         self._farewells.clear()
-        for one in list(self._sequences.values()):
-            self._forget(one)
+        self._held.fenced()
 
     def _tick(self) -> None:
         self._early.expire(self._now_s)
-        for ref in self._owners.expire(self._now_s):
-            self._cancel(ref)
-        for one in list(self._sequences.values()):
+        for ref in self._held.owners.expire(self._now_s):
+            self._held.cancel(ref)
+        for one in self._held.all():
             self._tick_one(one)
         self._out.extend(self._farewells.due(self._now_s))
 
@@ -371,8 +349,7 @@ class DecodeMachine:
         if one.phase is Phase.ENDED:
             kept = self._now_s - one.ended_s <= self._limits.ended_kept_s
             if not kept and not one.forgotten:
-                self._owners.drop(one.ref, self._now_s)
-                self._forget(one)
+                self._held.acknowledged(one)
         elif not one.said_first and self._now_s > one.deadline_s:
             self._fail(one, "deadline", "no token in time")
         else:
@@ -380,66 +357,41 @@ class DecodeMachine:
 
     # ends
 
+    def _finished(self, one: Sequence) -> None:
+        self._held.end(one)
+        if one.answer.finish_acked:
+            self._held.acknowledged(one)
+        else:
+            self._held.let_go(one)
+
     def _fail(self, one: Sequence, code: str, reason: str) -> None:
+        if one.answer.finish is not None:  # it has its answer, and was only closing
+            self._finished(one)
+            return
         failed = one.fail(self._me, code, reason)
         self._out.append(events.ToGateway(one.work.gateway, failed))
-        self._end(one)
-        self._let_go(one)
-
-    def _forget(self, one: Sequence) -> None:
-        one.forgotten = True
-        self._end(one)
-        self._let_go(one)
-
-    def _end(self, one: Sequence) -> None:
-        if one.phase is not Phase.ENDED:
-            one.phase = Phase.ENDED
-            one.ended_s = self._now_s
-
-    def _let_go(self, one: Sequence) -> None:
-        """Free what the sequence holds, or note that it is to be freed."""
-        self._offer_blocks(one)
-        if one.busy:
-            one.dying = True
-            return
-        if one.opened:
-            one.opened = False
-            self._pages.release(one.ref)
-            self._out.append(events.Free(one.ref))
-        if one.forgotten:
-            del self._sequences[one.ref]
+        self._held.end(one)
+        self._held.let_go(one)
 
     # what is next
 
     def _schedule(self) -> None:
-        for one in self._in(Phase.WAITING):
+        for one in self._held.in_phase(Phase.WAITING):
             if one.answer.finish is not None:
                 words = one.words(one.answer.count, (), self._me, self._now_s)
                 self._out.append(events.ToGateway(one.work.gateway, words))
-                self._end(one)
-            elif not self._bind(one):
+                self._held.end(one)
+            elif self._held.bind(one):
+                self._pull(one)
+            else:
                 break
         if self._step is not None:
             return
-        rows = next_rows(tuple(self._sequences.values()), self._limits)
+        rows = next_rows(self._held.all(), self._limits)
         if rows:
             self._steps += 1
             self._step = events.Step(self._steps, rows)
-            for row in rows:
-                self._sequences[row.ref].in_step = True
+            stepping = {row.ref for row in rows}
+            for one in self._held.all():
+                one.in_step = one.ref in stepping
             self._out.append(self._step)
-
-    def _bind(self, one: Sequence) -> bool:
-        full = self._pages.holders >= self._limits.batch
-        if full or not self._pages.bind(one.ref, one.pages):
-            return False
-        one.phase = Phase.PULLING
-        one.opened = True
-        one.bound_s = self._now_s
-        one.handover.begin(self._now_s)
-        one.arrival.offer(
-            BlockCopy(block, located) for block, located in enumerate(one.work.reuse)
-        )
-        self._out.append(events.Open(one.work, one.ref, one.pages * one.block_tokens))
-        self._pull(one)
-        return True

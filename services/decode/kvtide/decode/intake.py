@@ -77,6 +77,7 @@ def next_rows(sequences: Many[Sequence], limits: DecodeLimits) -> tuple[Row, ...
         if sequence.phase is Phase.RUNNING
         and sequence.answer.unacked < limits.unacked_tokens
     ]
+    rows += [one.closing_row() for one in sequences if one.phase is Phase.CLOSING]
     filling = next((one for one in sequences if one.phase is Phase.FILLING), None)
     if filling is not None:
         limit = limits.fill_tokens if rows else limits.fill_alone_tokens

@@ -26,7 +26,7 @@ from kvtide.engine.thread import EngineThread
 from kvtide.kv import KeySpace, Lease, Role
 from kvtide.pool import PartRead, PartSink, PoolClient, PoolError, Put
 
-ASK_TIMEOUT_S = 1.0
+ASK_TIMEOUT_S = 2.0
 PUT_LANE = "put"
 
 log = structlog.get_logger("kvtide.decode")

@@ -30,12 +30,17 @@ class BlockKeys(Protocol):
 
 
 class Phase(StrEnum):
-    """Where a sequence stands."""
+    """Where a sequence stands.
+
+    One that is closing has its answer; only the last token's KV is still made, because
+    it completes a block that the next turn will want.
+    """
 
     WAITING = "waiting"
     PULLING = "pulling"
     FILLING = "filling"
     RUNNING = "running"
+    CLOSING = "closing"
     ENDED = "ended"
 
 
@@ -54,6 +59,8 @@ class Sequence:
     ``tokens`` are the prompt and what was generated after it; the KV of the first
     ``fed`` of them is in the run while it runs. ``in_step`` and ``putting`` are
     operations of the shell that use the run: while one is under way nothing is freed.
+    ``dying``: what it holds goes when they have ended; ``forgotten``: so does the
+    sequence; ``abandoned``: nobody wants its blocks.
     """
 
     ref: RequestRef
@@ -76,6 +83,7 @@ class Sequence:
     next_put: int = 0
     dying: bool = False
     forgotten: bool = False
+    abandoned: bool = False
     ended_s: float = 0.0
     bound_s: float = 0.0
     complete_s: float = 0.0
@@ -123,6 +131,16 @@ class Sequence:
         """Feed what was drawn last, and draw the next."""
         return self._row(self.fed, len(self.tokens), draw=True)
 
+    def closing_row(self) -> Row:
+        """Feed the last token of the answer, for its KV alone."""
+        return self._row(self.fed, len(self.tokens), draw=False)
+
+    @property
+    def wants_closing(self) -> bool:
+        """Whether the last token completes a block, and was not fed."""
+        full = len(self.tokens) % self.block_tokens == 0
+        return full and self.fed == len(self.tokens) - 1
+
     def fill_row(self, limit: int) -> Row:
         """Compute the next missing blocks, about ``limit`` tokens; draw if they end it.
 
@@ -149,7 +167,7 @@ class Sequence:
         end = row.start + len(row.tokens)
         if self.phase is Phase.FILLING:
             self.arrival.computed(row.start, end)
-        if self.phase is Phase.RUNNING or row.sampling is not None:
+        if self.phase is not Phase.FILLING or row.sampling is not None:
             self.fed = end
 
     def drawn(self, token: int, me: NodeRef, now_s: float) -> Tokens:
