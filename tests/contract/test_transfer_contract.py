@@ -567,6 +567,7 @@ async def test_allocated_memory_is_zero(pair: Pair) -> None:
 @settings(
     max_examples=25,
     deadline=None,
+    database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -86,6 +86,13 @@ class Dispatcher:
         for carrier in self._carriers:
             carrier.abort(transfer)
 
+    def help(self, transfer: Transfer) -> None:
+        """Let the calling thread, which waits for ``transfer``, work for it."""
+        for carrier in self._carriers:
+            if transfer.done():
+                return
+            carrier.help(transfer)
+
     def finish(self, error: TransferError) -> None:
         """End all for ever."""
         with self._lock:

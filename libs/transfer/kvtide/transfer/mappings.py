@@ -55,6 +55,12 @@ class Mappings:
             right = self._obtain(handle, writable=writable)
         return right.view
 
+    def known(self, handle: RegionHandle, *, writable: bool) -> bool:
+        """Whether ``view`` would not block."""
+        with self._lock:
+            key = (handle.region, handle.capability, writable)
+            return self._closed or key in self._rights
+
     def _usable(self, key: tuple[int, bytes, bool]) -> Right | None:
         if self._closed:
             raise Unreachable("the peer is gone", node=self._node, path="shm")

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from kvtide.runtime import Clock
 from kvtide.transfer.alarm import Alarm
-from kvtide.transfer.buffers import check_targets, copy_and_hash, plain_view
+from kvtide.transfer.buffers import check_targets, plain_view
 from kvtide.transfer.control import Control
+from kvtide.transfer.copier import Copier
 from kvtide.transfer.dial import Dialer
 from kvtide.transfer.dispatch import Dispatcher, MakeCarrier, RailReport
 from kvtide.transfer.errors import (
@@ -80,7 +81,7 @@ class SocketPeer(TransferPeer):
         self._lock = threading.Lock()
         self._under_way: set[Transfer] = set()
         self._end: TransferError | None = None
-        self._mappings: Mappings | None = None
+        self._copier: Copier | None = None
         self._dispatcher: Dispatcher | None = None
         self._path = "tcp"
         self._limits = (PIECE_BYTES, REQUEST_BYTES)
@@ -88,9 +89,8 @@ class SocketPeer(TransferPeer):
             dialer, region_gone=self._region_gone, peer_gone=self._lost
         )
         if setup.shm_dir is not None:
-            self._mappings = Mappings(
-                setup.shm_dir, self.node, setup.clock, self._ask_to_map
-            )
+            mappings = Mappings(setup.shm_dir, self.node, setup.clock, self._ask_to_map)
+            self._copier = Copier(mappings, setup.copiers, self.node)
 
     def open(self, timeout_s: float) -> None:
         """Connect; raises as ``TransferEndpoint.connect``."""
@@ -100,7 +100,7 @@ class SocketPeer(TransferPeer):
         except TransferError:
             self._control.close()
             raise
-        if self._mappings is not None:
+        if self._copier is not None:
             self._path = "shm"
         elif rails:
             self._path = "rdma"
@@ -128,7 +128,7 @@ class SocketPeer(TransferPeer):
     def _rdma_rails(self, timeout_s: float) -> list[tuple[Rail, MakeCarrier]]:
         """A rail for each of our devices that has one opposite."""
         devices = self._setup.rdma
-        if not devices or self._mappings is not None:
+        if not devices or self._copier is not None:
             return []
         answer = self._control.ask(Kind.RDMA_DEVICES, b"", timeout_s)
         theirs = answer[0] if answer else 0
@@ -207,10 +207,10 @@ class SocketPeer(TransferPeer):
     def map(self, handle: RegionHandle) -> memoryview:
         """See ``TransferPeer.map``."""
         check_handle(handle, self.node, self.epoch, 0)
-        if self._mappings is None:
+        if self._copier is None:
             raise Refused("the peer is on another host", node=self.node, path="tcp")
         writable = handle.capability[0] > 1
-        return self._mappings.view(handle, writable=writable)
+        return self._copier.mappings.view(handle, writable=writable)
 
     async def map_async(self, handle: RegionHandle) -> memoryview:
         """See ``TransferPeer.map_async``."""
@@ -276,7 +276,7 @@ class SocketPeer(TransferPeer):
             index = piece.slice_index
             if piece.length < len(views[index]) and piece.start == 0:
                 transfer.split(index, views[index])
-            mapped = self._mappings is not None and handles[index].shm_name
+            mapped = self._copier is not None and handles[index].shm_name
             (near if mapped else far).append(piece)
         requests = [
             Request(
@@ -296,74 +296,26 @@ class SocketPeer(TransferPeer):
         ]
         with self._lock:
             self._under_way.add(transfer)
-        transfer.begin(len(requests), dispatcher.abort)
+        transfer.begin(len(requests), dispatcher.abort, self._help)
         transfer.when_ended(partial(self._ended, transfer))
-        for request in requests:
-            if request.path == "shm":
-                self._copy_later(request)
+        if self._copier is not None:
+            self._copier.submit([each for each in requests if each.path == "shm"])
         dispatcher.submit([each for each in requests if each.path != "shm"])
 
-    def _copy_later(self, request: Request) -> None:
-        try:
-            self._setup.copiers.submit(self._copy, request)
-        except RuntimeError:
-            # the endpoint is closed, and its threads with it
-            self._give_up(request)
-
-    def _give_up(self, request: Request) -> None:
-        error = self._end or Unreachable("the peer is gone", node=self.node)
-        request.transfer.fail(error)
-        request.settle()
+    def _help(self, transfer: Transfer) -> None:
+        if self._copier is not None:
+            self._copier.help(transfer)
+        if self._dispatcher is not None:
+            self._dispatcher.help(transfer)
 
     # ---- shared memory
-
-    def _copy(self, request: Request) -> None:
-        try:
-            for at, piece in enumerate(request.pieces):
-                if not self._copy_piece(request, at, piece):
-                    break
-        except TransferError as error:
-            error.path = "shm"
-            request.transfer.fail(error)
-        except BaseException as error:
-            log.exception("copying failed")
-            request.transfer.fail(TransferError(repr(error), path="shm"))
-            raise
-        finally:
-            request.settle()
-
-    def _copy_piece(self, request: Request, at: int, piece: Piece) -> bool:
-        transfer = request.transfer
-        if transfer.failed:
-            return False
-        if self._end is not None:
-            raise self._end
-        if self._mappings is None:
-            raise Unreachable("no shared memory", node=self.node)
-        if transfer.remaining_s() <= 0:
-            transfer.expire()
-            return False
-        try:
-            memory = self._mappings.view(request.handles[at], writable=request.writes)
-        except TransferError as error:
-            error.slice_index = piece.slice_index
-            raise
-        # the mapping's length is the owner's word, the handle's is the caller's
-        start = request.offsets[at]
-        check_range(start, piece.length, len(memory), piece.slice_index)
-        there = memory[start : start + piece.length]
-        here = request.views[at]
-        target, source = (there, here) if request.writes else (here, there)
-        digest = copy_and_hash(target, source, lambda: transfer.failed)
-        transfer.moved(piece, digest)
-        return not transfer.failed
 
     def _ask_to_map(self, body: bytes) -> bytes:
         return self._control.ask(Kind.MAP, body, MAP_TIMEOUT_S)
 
     def _region_gone(self, region: int) -> None:
-        if self._mappings is not None:
-            self._mappings.forget(region)
+        if self._copier is not None:
+            self._copier.mappings.forget(region)
 
     # ---- ends and errors
 
@@ -384,8 +336,8 @@ class SocketPeer(TransferPeer):
             transfer.fail(error)
         if dispatcher is not None:
             dispatcher.finish(error)
-        if self._mappings is not None:
-            self._mappings.close()
+        if self._copier is not None:
+            self._copier.close(error)
         self._left(self)
 
     def _ended(self, transfer: Transfer) -> None:

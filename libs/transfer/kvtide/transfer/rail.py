@@ -30,6 +30,13 @@ class Carrier(ABC):
     def abort(self, transfer: Transfer | None) -> None:
         """End the requests of a transfer (None: of all, for ever) soon."""
 
+    def help(self, transfer: Transfer) -> None:
+        """Do work for ``transfer`` in the calling thread, if that is quicker.
+
+        For a thread that waits for it anyway: saves the way to another and back.
+        """
+        del transfer
+
     @abstractmethod
     def join(self) -> None:
         """Wait for the end, after ``abort(None)``."""

@@ -71,6 +71,13 @@ class Inbox:
                 self._changed.wait()
             return self._requests.popleft() if self._requests else None
 
+    def steal(self, transfer: Transfer) -> Request | None:
+        """The next, if it is of this transfer."""
+        with self._changed:
+            if self._requests and self._requests[0].transfer is transfer:
+                return self._requests.popleft()
+        return None
+
     def discard(self, transfer: Transfer | None) -> list[Request]:
         """Take out all requests of a transfer (None: all)."""
         with self._changed:

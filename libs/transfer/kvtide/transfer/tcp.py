@@ -10,6 +10,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from kvtide.transfer.buffers import Digests, windows
 from kvtide.transfer.channel import Channel
@@ -65,6 +66,8 @@ class TcpCarrier(Carrier):
         self._cut = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._started = False
+        # held by the one thread that uses the connection
+        self._drive = threading.Lock()
 
     def submit(self, request: Request) -> None:
         """See ``Carrier.submit``."""
@@ -96,16 +99,33 @@ class TcpCarrier(Carrier):
     def _closed_error(self) -> TransferError:
         return Unreachable("given up", node=self._dialer.address.node, path=self.path)
 
+    def help(self, transfer: Transfer) -> None:
+        """See ``Carrier.help``."""
+        if not self._drive.acquire(blocking=False):
+            return
+        try:
+            self._work(partial(self._inbox.steal, transfer))
+        finally:
+            self._drive.release()
+
     def _run(self) -> None:
-        while True:
-            request = self._inbox.take(wait=not self._in_flight)
-            if request is None and not self._in_flight:
-                break
+        while (request := self._inbox.take(wait=True)) is not None:
+            with self._drive:
+                self._work(partial(self._inbox.take, wait=False), request)
+        with self._drive:
+            self._hang_up()
+
+    def _work(
+        self, more: Callable[[], Request | None], request: Request | None = None
+    ) -> None:
+        """Drive the connection until nothing is in flight and there is no more."""
+        request = request or more()
+        while request is not None or self._in_flight:
             try:
                 self._step(request)
             except (TransferError, OSError) as error:
                 self._drop(error)
-        self._hang_up()
+            request = more()
 
     def _step(self, request: Request | None) -> None:
         """Send ``request`` if there is one; receive an answer if it is time to."""

@@ -51,6 +51,7 @@ class Transfer:
         self._paths: set[str] = set()
         self._callbacks: list[Callable[[], None]] = []
         self._abort: Abort | None = None
+        self._help: Abort | None = None
 
     # ---- the caller's side
 
@@ -90,7 +91,10 @@ class Transfer:
         if timeout_s is not None and timeout_s < left_s:
             if not self._ended.wait(timeout_s):
                 raise TimedOut(f"the transfer did not end within {timeout_s} s")
-        elif not self._ended.wait(max(0.0, left_s)):
+            return self.result()
+        if self._help is not None and not self._ended.is_set():
+            self._help(self)
+        if not self._ended.wait(max(0.0, self.remaining_s())):
             self.expire()
             self._ended.wait()
         return self.result()
@@ -159,10 +163,14 @@ class Transfer:
         """Seconds until the deadline; negative after it."""
         return self.deadline_s - self._clock.monotonic()
 
-    def begin(self, parts: int, abort: Abort) -> None:
-        """Say how many parts must settle, and how to stop them; once, at the start."""
+    def begin(self, parts: int, abort: Abort, assist: Abort | None = None) -> None:
+        """Say how many parts must settle; once, at the start.
+
+        ``abort`` stops them; ``assist`` lets a thread that waits work for them.
+        """
         self._unsettled = parts
         self._abort = abort
+        self._help = assist
         if parts == 0:
             self._end()
 
