@@ -23,6 +23,7 @@ from kvtide.bus.messages import (
 from kvtide.gateway.life import (
     AdmitAnswered,
     AdmitLost,
+    Began,
     CancelAcked,
     ClientGone,
     Command,
@@ -128,7 +129,7 @@ class World:
                 self.orders.append(lambda: self.cancel(command))
             case SendTokenPull():
                 self.orders.append(lambda: self.pull(command))
-            case SendTokenAck():
+            case SendTokenAck() | Began():
                 pass
 
     def is_alive(self, worker: NodeRef) -> bool:
@@ -180,7 +181,7 @@ class World:
         self.prefilling -= {
             (w, a) for w, a in self.prefilling if w == worker and a <= attempt
         }
-        self.flight.append(CancelAcked(worker, attempt))
+        self.flight.append(CancelAcked(command.stage, worker, attempt))
 
     def pull(self, command: SendTokenPull) -> None:
         worker, message = command.worker, command.message

@@ -23,6 +23,7 @@ from kvtide.gateway.life import (
     SendCancel,
     SendTokenAck,
     SendTokenPull,
+    Stage,
     Submitted,
     Tick,
     Usage,
@@ -141,7 +142,7 @@ def test_a_cancel_repeats_until_it_is_acknowledged_or_its_worker_gone() -> None:
     story.run()
     story.tell(ClientGone())
     assert kinds(story.tell(Tick(), after_s=0.5)) == [SendCancel, SendCancel]
-    story.tell(CancelAcked(P1, 1))
+    story.tell(CancelAcked(Stage.PREFILL, P1, 1))
     assert [
         c.worker for c in story.tell(Tick(), after_s=0.5) if isinstance(c, SendCancel)
     ] == [D1]
@@ -166,10 +167,10 @@ def test_the_owner_list_follows_the_work() -> None:
     story.place()
     ref = RequestRef(R, 1)
     assert sorted(story.life.owned(), key=str) == sorted(
-        [(P1, ref), (D1, ref)], key=str
+        [(Stage.PREFILL, P1, ref), (Stage.DECODE, D1, ref)], key=str
     )
     story.tokens(0, [1])
-    assert story.life.owned() == [(D1, ref)]
+    assert story.life.owned() == [(Stage.DECODE, D1, ref)]
     story.tokens(1, [2], FinishReason.STOP)
     assert story.life.owned() == []
 

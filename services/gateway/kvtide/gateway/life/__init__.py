@@ -2,6 +2,7 @@
 
 from kvtide.gateway.life.commands import (
     AnswerCommand,
+    Began,
     BusCommand,
     Command,
     Emit,
@@ -48,6 +49,7 @@ __all__ = [
     "AdmitAnswered",
     "AdmitLost",
     "AnswerCommand",
+    "Began",
     "BusCommand",
     "CancelAcked",
     "ClientGone",

@@ -61,6 +61,12 @@ class Attempt:
             if work.state is not WorkState.OVER and covers(gone, work.worker)
         ]
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether every worker has answered, and none refused."""
+        states = [work.state for work in self.works.values()]
+        return bool(states) and WorkState.SENT not in states
+
     def unanswered(self, now_s: float) -> Stage | None:
         """A stage whose worker has not answered in time."""
         for stage, work in self.works.items():
@@ -78,6 +84,10 @@ class Attempt:
             default=float("inf"),
         )
 
-    def open_workers(self) -> list[NodeRef]:
+    def open_workers(self) -> list[tuple[Stage, NodeRef]]:
         """Workers that may hold something for this attempt."""
-        return [w.worker for w in self.works.values() if w.state is not WorkState.OVER]
+        return [
+            (stage, work.worker)
+            for stage, work in self.works.items()
+            if work.state is not WorkState.OVER
+        ]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvtide.bus.messages import Cancel
 from kvtide.gateway.life.commands import SendCancel
+from kvtide.gateway.life.events import Stage
 from kvtide.gateway.life.spec import LifeLimits
 from kvtide.kv import NodeRef, RequestId
 
@@ -16,7 +17,7 @@ class _Pending:
 
 
 class Cancels:
-    """The cancels of one request, at most one for each life of a worker.
+    """The cancels of one request, at most one for each stage at a life of a worker.
 
     A cancel is repeated until it is acknowledged, its worker is gone, or it is older
     than the limit; by then the owner lists have done its work.
@@ -26,7 +27,7 @@ class Cancels:
         """Nothing is to be cancelled yet."""
         self._request = request
         self._limits = limits
-        self._pending: dict[NodeRef, _Pending] = {}
+        self._pending: dict[tuple[Stage, NodeRef], _Pending] = {}
 
     def __bool__(self) -> bool:
         """Whether an acknowledgement is outstanding."""
@@ -38,37 +39,37 @@ class Cancels:
         return min((p.next_s for p in self._pending.values()), default=float("inf"))
 
     def start(
-        self, worker: NodeRef, attempt: int, reason: str, now_s: float
+        self, stage: Stage, worker: NodeRef, attempt: int, reason: str, now_s: float
     ) -> SendCancel:
         """Cancel ``attempt`` and those before it at ``worker``."""
         message = Cancel(request=self._request, attempt=attempt, reason=reason)
-        self._pending[worker] = _Pending(
+        self._pending[stage, worker] = _Pending(
             message,
             now_s + self._limits.cancel_repeat_s,
             now_s + self._limits.cancel_limit_s,
         )
-        return SendCancel(worker, message)
+        return SendCancel(stage, worker, message)
 
-    def acked(self, worker: NodeRef, attempt: int) -> None:
+    def acked(self, stage: Stage, worker: NodeRef, attempt: int) -> None:
         """The worker has confirmed a cancel of ``attempt``."""
-        pending = self._pending.get(worker)
+        pending = self._pending.get((stage, worker))
         if pending is not None and pending.message.attempt <= attempt:
-            del self._pending[worker]
+            del self._pending[stage, worker]
 
     def gone(self, node: NodeRef) -> None:
         """A dead worker holds nothing."""
-        for worker in [w for w in self._pending if covers(node, w)]:
-            del self._pending[worker]
+        for key in [key for key in self._pending if covers(node, key[1])]:
+            del self._pending[key]
 
     def tick(self, now_s: float) -> list[SendCancel]:
         """Repeat what is due."""
         again: list[SendCancel] = []
-        for worker, pending in list(self._pending.items()):
+        for (stage, worker), pending in list(self._pending.items()):
             if now_s >= pending.until_s:
-                del self._pending[worker]
+                del self._pending[stage, worker]
             elif now_s >= pending.next_s:
                 pending.next_s = now_s + self._limits.cancel_repeat_s
-                again.append(SendCancel(worker, pending.message))
+                again.append(SendCancel(stage, worker, pending.message))
         return again
 
 

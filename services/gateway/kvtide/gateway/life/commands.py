@@ -12,6 +12,7 @@ from kvtide.bus.messages import (
     TokenAck,
     TokenPull,
 )
+from kvtide.gateway.life.events import Stage
 from kvtide.gateway.life.spec import RequestFailure, Usage
 from kvtide.kv import NodeRef
 
@@ -44,6 +45,7 @@ class SendDecodeWork:
 class SendCancel:
     """A request on the bus; its ``Ack`` comes back as an event."""
 
+    stage: Stage
     worker: NodeRef
     message: Cancel
 
@@ -62,6 +64,14 @@ class SendTokenPull:
 
     worker: NodeRef
     message: TokenPull
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """Workers have taken the request: from now on a failure is one in mid-answer.
+
+    At most once, before the first ``Emit``.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,5 +118,5 @@ BusCommand = (
     | SendTokenAck
     | SendTokenPull
 )
-AnswerCommand = Emit | Finish | Fail
+AnswerCommand = Began | Emit | Finish | Fail
 Command = BusCommand | AnswerCommand | RecordEnded

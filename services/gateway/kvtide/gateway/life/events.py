@@ -104,6 +104,7 @@ class PullAnswered:
 class CancelAcked:
     """``worker`` holds nothing of ``attempt`` and those before any more."""
 
+    stage: Stage
     worker: NodeRef
     attempt: int
 

@@ -22,6 +22,7 @@ from kvtide.gateway.life.answer import Answer
 from kvtide.gateway.life.attempt import Attempt, Work, WorkState
 from kvtide.gateway.life.cancels import Cancels
 from kvtide.gateway.life.commands import (
+    Began,
     Command,
     Fail,
     RecordEnded,
@@ -75,6 +76,7 @@ class Life:
         self._cancels = Cancels(spec.request, limits)
         self._deadline_s = float("inf")
         self._answered = False
+        self._began = False
 
     @property
     def answered(self) -> bool:
@@ -109,12 +111,12 @@ class Life:
             self._answer.wake_s,
         )
 
-    def owned(self) -> list[tuple[NodeRef, RequestRef]]:
+    def owned(self) -> list[tuple[Stage, NodeRef, RequestRef]]:
         """Which workers may rightly hold something for which attempt."""
         if self._answered or self._attempt is None:
             return []
         ref = RequestRef(self.spec.request, self._attempt.number)
-        return [(worker, ref) for worker in self._attempt.open_workers()]
+        return [(*work, ref) for work in self._attempt.open_workers()]
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
         """Take one event at ``now_s`` (monotonic, never less than before)."""
@@ -123,7 +125,7 @@ class Life:
         if isinstance(event, MemberEvent):
             return self._member(event, now_s)
         if isinstance(event, CancelAcked):
-            self._cancels.acked(event.worker, event.attempt)
+            self._cancels.acked(event.stage, event.worker, event.attempt)
             return []
         if self._answered or self._attempt is None:
             return []
@@ -281,7 +283,7 @@ class Life:
                     return []
                 if isinstance(event.reply, WorkAccepted):
                     self._taken(event.stage, work, now_s)
-                    return []
+                    return self._begin(attempt)
                 loss = Loss.refused(event.reply)
                 return self._lost(attempt, event.stage, loss, now_s)
             case _:
@@ -292,6 +294,12 @@ class Life:
             work.state = WorkState.TAKEN
         if stage is Stage.DECODE:
             self._answer.listen(now_s)
+
+    def _begin(self, attempt: Attempt) -> list[Command]:
+        if self._began or not attempt.is_taken:
+            return []
+        self._began = True
+        return [Began()]
 
     def _lost(
         self, attempt: Attempt, stage: Stage, loss: Loss, now_s: float
@@ -310,8 +318,8 @@ class Life:
 
     def _cancel_all(self, attempt: Attempt, reason: str, now_s: float) -> list[Command]:
         return [
-            self._cancels.start(worker, attempt.number, reason, now_s)
-            for worker in attempt.open_workers()
+            self._cancels.start(stage, worker, attempt.number, reason, now_s)
+            for stage, worker in attempt.open_workers()
         ]
 
     # ---- what workers say
@@ -325,7 +333,7 @@ class Life:
         if taken.lost is not None:
             return self._lost(attempt, Stage.DECODE, taken.lost, now_s)
         decode = attempt.works[Stage.DECODE]
-        commands: list[Command] = list(taken.emits)
+        commands: list[Command] = [*self._begin(attempt), *taken.emits]
         if taken.finish is not None:
             if taken.decode_done:
                 decode.state = WorkState.OVER

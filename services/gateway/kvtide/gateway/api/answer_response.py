@@ -1,0 +1,162 @@
+"""Sends answers, whole or as server-sent events, and notices that the client left."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from kvtide.gateway.api.answers import Answers, Choice
+from kvtide.gateway.api.asking import Questions
+from kvtide.gateway.api.dialects import Dialect
+from kvtide.gateway.api.door import Door
+from kvtide.gateway.api.problems import of_failure
+from kvtide.gateway.errors import RequestFailedError
+from kvtide.gateway.life import AnswerCommand, Began, Emit, Finish
+from kvtide.runtime import TaskScope
+
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+
+
+class AnswerResponse(Response):
+    """Submits the questions when it is sent; cancels them when the client goes.
+
+    A failure before anything was sent is raised, and becomes a status of its own;
+    later it is an error event, after which the stream ends without ``[DONE]``.
+    """
+
+    def __init__(
+        self, door: Door, questions: Questions, dialect: Dialect, *, stream: bool
+    ) -> None:
+        """Nothing happens before the call."""
+        super().__init__()
+        self._door = door
+        self._questions = questions
+        self._dialect = dialect
+        self._is_stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send, or stop when the client is gone."""
+        del scope
+        with Answers(self._door, self._questions) as answers:
+            talk = self._stream if self._is_stream else self._whole
+            await while_connected(receive, talk(answers, send))
+
+    # ---- in one piece
+
+    async def _whole(self, answers: Answers, send: Send) -> None:
+        while not answers.is_done:
+            await answers.take(self._door.settings.request_timeout_s)
+        body = self._dialect.whole(answers)
+        headers = {"content-type": "application/json", "content-length": str(len(body))}
+        if self._dialect.frame.show_insight:
+            headers |= _insight_headers(answers.choices)
+        await send(_start(headers))
+        await send({"type": "http.response.body", "body": body})
+
+    # ---- as events
+
+    async def _stream(self, answers: Answers, send: Send) -> None:
+        taken = await self._first(answers)
+        headers = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+        }
+        await send(_start(headers))
+        opening = [self._dialect.opening(choice) for choice in answers.choices]
+        await _send_more(send, b"".join(_event(o) for o in opening if o is not None))
+        ping_s = self._door.settings.ping_s
+        try:
+            while True:
+                await _send_more(send, self._events(taken) if taken else PING)
+                if answers.is_done:
+                    break
+                taken = await answers.take(ping_s)
+        except RequestFailedError as error:
+            last = _event(of_failure(error.failure).body())
+        else:
+            last = DONE
+            if self._dialect.frame.include_usage:
+                last = _event(self._dialect.costs(answers.usage)) + DONE
+        await send({"type": "http.response.body", "body": last})
+
+    async def _first(self, answers: Answers) -> Sequence[tuple[Choice, AnswerCommand]]:
+        """Wait until workers have taken it: until then a failure has its own status."""
+        while True:
+            taken = await answers.take(self._door.settings.request_timeout_s)
+            if taken:
+                return taken
+
+    def _events(self, taken: Sequence[tuple[Choice, AnswerCommand]]) -> bytes:
+        return b"".join(
+            _event(body)
+            for choice, command in taken
+            if (body := self._body(choice, command)) is not None
+        )
+
+    def _body(self, choice: Choice, command: AnswerCommand) -> bytes | None:
+        match command:
+            case Emit(text=text, ids=ids):
+                if not text and not (ids and self._dialect.frame.show_ids):
+                    return None
+                return self._dialect.piece(choice, text, ids)
+            case Finish():
+                return self._dialect.ending(choice)
+            case Began():
+                return None
+            case _:
+                return None
+
+
+async def while_connected(receive: Receive, talk: Coroutine[Any, Any, None]) -> bool:
+    """Await ``talk``; cancel it and return False as soon as the client is gone.
+
+    The request's body must have been read. Raises what ``talk`` raises.
+    """
+    async with TaskScope(on_error=_ignore) as scope:
+        talking = scope.spawn(talk, name="answer")
+        watching = scope.spawn(_until_gone(receive), name="disconnect watch")
+        await asyncio.wait((talking, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not talking.done():
+            return False
+        talking.result()
+        return True
+
+
+def _ignore(error: BaseException) -> None:
+    """The error is raised to the caller, who awaits the task."""
+    del error
+
+
+async def _until_gone(receive: Receive) -> None:
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+
+
+def _start(headers: dict[str, str]) -> dict[str, Any]:
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": 200, "headers": raw}
+
+
+async def _send_more(send: Send, body: bytes) -> None:
+    if body:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def _event(body: bytes) -> bytes:
+    return b"data: " + body + b"\n\n"
+
+
+def _insight_headers(choices: Sequence[Choice]) -> dict[str, str]:
+    insight = choices[0].insight
+    return {
+        "x-kvtide-attempt": str(insight.attempt),
+        "x-kvtide-prefill": insight.prefill,
+        "x-kvtide-decode": insight.decode,
+        "x-kvtide-hit-tokens": str(insight.hit_tokens),
+    }

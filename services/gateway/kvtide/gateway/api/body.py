@@ -1,0 +1,88 @@
+"""Reading a request's body within its limits, and into types."""
+
+import asyncio
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from kvtide.gateway.api.problems import ApiError, bad_param
+
+READ_LIMIT_S = 60.0
+LOC_FIELDS = frozenset(("content", "role", "text", "type", "include_usage", "name"))
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body, at most ``limit`` bytes of it kept.
+
+    Raises:
+        ApiError: 413 (by its declared length, before anything is read, or as soon as
+            it grows past the limit), 400 (a bad length), 408 (too slow).
+        ClientDisconnect: the client went away.
+    """
+    declared = request.headers.get("content-length")
+    if declared is not None:
+        if not (declared.isascii() and declared.isdigit()):
+            raise ApiError(400, "Content-Length is not a number")
+        if len(declared) > len(str(limit)) or int(declared) > limit:
+            raise _too_large(limit)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(READ_LIMIT_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise _too_large(limit)
+    except TimeoutError as error:
+        raise ApiError(
+            408, f"the body did not arrive within {READ_LIMIT_S:.0f} s"
+        ) from error
+    return bytes(body)
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
+        413,
+        f"the request body is larger than {limit} bytes",
+        code="request_too_large",
+    )
+
+
+def parse(model: type[Model], body: bytes) -> Model:
+    """The body as ``model``.
+
+    Raises:
+        ApiError: 400; it names the field, or says what is wrong with the JSON.
+    """
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        if first["type"] == "json_invalid":
+            raise ApiError(400, first["msg"], code="invalid_json") from error
+        if not first["loc"]:
+            raise ApiError(400, "the request body is not a JSON object") from error
+        param = _param(first["loc"])
+        raise bad_param(param, f"{param}: {first['msg']}") from error
+
+
+async def read(request: Request, model: type[Model], limit: int) -> Model:
+    """Read and parse; see ``read_body`` and ``parse``."""
+    try:
+        body = await read_body(request, limit)
+    except ClientDisconnect as error:
+        raise ApiError(400, "the client went away") from error
+    return parse(model, body)
+
+
+def _param(loc: tuple[int | str, ...]) -> str:
+    """A place in the body, without the names that pydantic gives to union members."""
+    param = str(loc[0])
+    for part in loc[1:]:
+        if isinstance(part, int):
+            param += f"[{part}]"
+        elif part in LOC_FIELDS:
+            param += f".{part}"
+    return param

@@ -1,0 +1,33 @@
+"""What every route needs, made once when the gateway starts."""
+
+from dataclasses import dataclass
+
+from kvtide.gateway.api.problems import ApiError
+from kvtide.gateway.metrics import GatewayMetrics
+from kvtide.gateway.served import ServedModel
+from kvtide.gateway.settings import GatewaySettings
+from kvtide.gateway.shell import Gateway
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """The parts behind the routes."""
+
+    settings: GatewaySettings
+    gateway: Gateway
+    served: ServedModel
+    metrics: GatewayMetrics
+
+    def check_model(self, name: str) -> None:
+        """Only the served model may be named.
+
+        Raises:
+            ApiError: 404 ``model_not_found``.
+        """
+        if name != self.served.name:
+            raise ApiError(
+                404,
+                f"the model {name[:200]!r} does not exist; {self.served.name!r} does",
+                param="model",
+                code="model_not_found",
+            )

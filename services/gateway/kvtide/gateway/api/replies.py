@@ -1,0 +1,146 @@
+"""What clients get, as OpenAI words it. Encoded by msgspec."""
+
+import msgspec
+
+from kvtide.gateway.life import Usage
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    """``prompt_tokens_details``."""
+
+    cached_tokens: int
+
+
+class UsageReply(msgspec.Struct, frozen=True):
+    """``usage``."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+    @classmethod
+    def of(cls, usages: list[Usage]) -> "UsageReply":
+        """The sum; each of ``usages`` is one choice, those of one prompt share it."""
+        prompt = sum(usage.prompt_tokens for usage in usages)
+        output = sum(usage.output_tokens for usage in usages)
+        cached = sum(usage.cached_tokens for usage in usages)
+        return cls(prompt, output, prompt + output, PromptDetails(cached))
+
+
+class Insight(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``kvtide``: how it was made, for clients that ask with ``x-kvtide-debug: 1``."""
+
+    attempt: int
+    prefill: str
+    decode: str
+    hit_tokens: int
+
+
+class ChatMessageReply(msgspec.Struct, frozen=True):
+    """An assistant's whole message."""
+
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    """One whole answer of a chat."""
+
+    index: int
+    message: ChatMessageReply
+    finish_reason: str
+    logprobs: None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    kvtide: Insight | msgspec.UnsetType = msgspec.UNSET
+
+
+class TextChoice(msgspec.Struct, frozen=True):
+    """One whole answer, or a piece of one, of a text completion."""
+
+    index: int
+    text: str
+    finish_reason: str | None
+    logprobs: None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    kvtide: Insight | msgspec.UnsetType = msgspec.UNSET
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """A piece of an assistant's message."""
+
+    role: str | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChunkChoice(msgspec.Struct, frozen=True):
+    """A piece of one answer of a chat."""
+
+    index: int
+    delta: Delta
+    finish_reason: str | None = None
+    logprobs: None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    kvtide: Insight | msgspec.UnsetType = msgspec.UNSET
+
+
+Choice = ChatChoice | TextChoice | ChunkChoice
+
+
+class CompletionReply(msgspec.Struct, frozen=True):
+    """A whole completion, or one chunk of it; ``object`` says which."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice] | list[TextChoice] | list[ChunkChoice]
+    usage: UsageReply | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ModelReply(msgspec.Struct, frozen=True):
+    """A served model."""
+
+    id: str
+    created: int
+    max_model_len: int | None
+    object: str = "model"
+    owned_by: str = "kvtide"
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    """``/v1/models``."""
+
+    data: list[ModelReply]
+    object: str = "list"
+
+
+class TokenizeReply(msgspec.Struct, frozen=True):
+    """``/tokenize``. ``block_starts`` are where the KV blocks of the prompt begin."""
+
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: list[str | None] | None
+    block_tokens: int | None
+    block_starts: list[int]
+    keys: int
+
+
+class DetokenizeReply(msgspec.Struct, frozen=True):
+    """``/detokenize``."""
+
+    prompt: str
+
+
+class ReadyReply(msgspec.Struct, frozen=True):
+    """``/readyz``: ``missing`` names what is not there yet."""
+
+    ready: bool
+    state: str
+    model: str
+    missing: list[str]

@@ -1,0 +1,53 @@
+"""Pure ASGI middleware: every response has an ``x-request-id`` and is counted."""
+
+import re
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvtide.gateway.metrics import GatewayMetrics
+from kvtide.kv import RequestId
+
+HEADER = "x-request-id"
+_VALID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_STATE = "kvtide_request_id"
+
+
+class RequestIds:
+    """Takes a client's id if it is short and plain, makes one otherwise."""
+
+    def __init__(
+        self, app: ASGIApp, *, metrics: GatewayMetrics, routes: frozenset[str]
+    ) -> None:
+        """``routes`` are the paths that are counted by name."""
+        self._app = app
+        self._metrics = metrics
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass everything on; nothing is buffered, the disconnect stays visible."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(HEADER, "")
+        shown = given if _VALID.fullmatch(given) else uuid.uuid4().hex
+        # within the cluster a name is used once, whatever clients send twice
+        unique = f"{shown}.{uuid.uuid4().hex[:8]}" if shown == given else shown
+        scope.setdefault("state", {})[_STATE] = unique
+        path: str = scope["path"]
+        route = path if path in self._routes else "other"
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[HEADER] = shown
+                self._metrics.http.labels(route, str(message["status"])).inc()
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def request_id(request: Request) -> RequestId:
+    """The name of a request within the cluster, unlike that of any other."""
+    return RequestId(request.scope["state"][_STATE])

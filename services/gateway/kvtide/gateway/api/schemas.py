@@ -1,0 +1,110 @@
+"""What clients send. Strict types, bounded numbers; unknown fields are ignored."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_TOKENS_BOUND = 1 << 31
+MAX_SEED = (1 << 63) - 1
+
+Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
+TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+MinP = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+TopK = Annotated[int, Field(ge=-1, le=1 << 31)]
+Count = Annotated[int, Field(ge=1, le=MAX_TOKENS_BOUND)]
+TokenId = Annotated[int, Field(ge=0, le=(1 << 32) - 1)]
+Seed = Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)]
+
+
+class Body(BaseModel):
+    """The base of all request bodies. Extra fields are kept to be looked at."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+
+class StreamOptions(BaseModel):
+    """``stream_options``."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    include_usage: bool | None = None
+
+
+class GenerationBody(Body):
+    """What both kinds of completion share."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS_BOUND)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    seed: Seed | None = None
+    n: Annotated[int, Field(ge=1, le=1024)] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    user: str | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
+    return_token_ids: bool | None = None
+
+
+class ContentPart(BaseModel):
+    """A part of a message's content; only text is served."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+class Message(BaseModel):
+    """A message of a chat. What a template may use beside content goes on as it is."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+
+
+class ChatBody(GenerationBody):
+    """``/v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=65536)]
+    max_completion_tokens: Count | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
+
+
+class CompletionBody(GenerationBody):
+    """``/v1/completions``."""
+
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    add_special_tokens: bool | None = None
+
+
+class TokenizeBody(Body):
+    """``/tokenize``: a prompt, or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+    chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
+
+
+class DetokenizeBody(Body):
+    """``/detokenize``."""
+
+    model: str | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=1 << 20)]
+
+
+JsonObject = dict[str, Any]

@@ -1,0 +1,86 @@
+"""One gateway process, from its settings to its clean end."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from kvtide.bus import Node, open_node
+from kvtide.bus.messages import NodeState
+from kvtide.gateway.api.application import make_application
+from kvtide.gateway.api.door import Door
+from kvtide.gateway.metrics import GatewayMetrics
+from kvtide.gateway.served import ServedModel
+from kvtide.gateway.server import HttpServer
+from kvtide.gateway.settings import GatewaySettings
+from kvtide.gateway.shell import Gateway
+from kvtide.kv import Role
+from kvtide.runtime import Clock, TaskScope
+
+DRAIN_TICK_S = 0.05
+
+log = structlog.get_logger("kvtide.gateway")
+
+
+async def serve(
+    settings: GatewaySettings,
+    *,
+    stop: asyncio.Event,
+    registry: CollectorRegistry,
+    clock: Clock,
+) -> None:
+    """Serve until ``stop`` is set; open requests then get ``drain_s`` to finish.
+
+    Raises:
+        ConfigError: a setting is wrong (port, secret, node).
+        ModelTextError: the model's folder has no usable tokenizer.
+    """
+    async with open_node(
+        settings, (Role.GATEWAY,), clock=clock, registry=registry
+    ) as node:
+        await serve_on(node, settings, stop=stop, registry=registry)
+
+
+async def serve_on(
+    node: Node,
+    settings: GatewaySettings,
+    *,
+    stop: asyncio.Event,
+    registry: CollectorRegistry,
+    ready: asyncio.Future[str] | None = None,
+) -> None:
+    """Serve on an open node. ``ready`` gets the URL once requests are taken."""
+    metrics = GatewayMetrics(registry)
+    gateway = Gateway(
+        node, settings.limits, metrics, max_open_requests=settings.max_open_requests
+    )
+    with ThreadPoolExecutor(settings.text_threads, "text") as executor:
+        folder = settings.model.expanduser()
+        served = await ServedModel.open(settings.served_name, folder, node, executor)
+        app = make_application(Door(settings, gateway, served, metrics), registry)
+        server = HttpServer(app, settings.listen, settings.http_port)
+        async with TaskScope() as scope:
+            await gateway.start()
+            serving = scope.spawn(server.run(), name="http")
+            node.set_http(server.url)
+            node.set_state(NodeState.READY)
+            log.info("gateway open", url=server.url, model=served.name)
+            if ready is not None:
+                ready.set_result(server.url)
+            stopping = scope.spawn(stop.wait(), name="stop")
+            await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+            await _drain(gateway, settings.drain_s)
+            server.stop()
+            await serving
+    log.info("gateway closed")
+
+
+async def _drain(gateway: Gateway, limit_s: float) -> None:
+    """Readiness first, then open requests finish; what is left then is ended."""
+    gateway.drain()
+    clock = gateway.node.clock
+    deadline_s = clock.monotonic() + limit_s
+    while gateway.open_requests and clock.monotonic() < deadline_s:
+        await clock.sleep(DRAIN_TICK_S)
+    await gateway.close()

@@ -1,0 +1,147 @@
+"""The model that this gateway serves: its text, its facts, and whether it can answer."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from kvtide.bus import Member, Node
+from kvtide.gateway.errors import UnavailableError
+from kvtide.gateway.text import ModelText
+from kvtide.gateway.text.chat import ChatMessage
+from kvtide.kv import BlockKey, KeySpace, ModelFacts, Role, SpaceId, TenantId
+
+INLINE_CHARS = 4096
+"""Shorter texts are tokenised at once; longer ones would hold up other streams."""
+
+NOT_READY_RETRY_MS = 1000.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as workers take it. ``keys`` are those of its full blocks."""
+
+    ids: tuple[int, ...]
+    keys: tuple[BlockKey, ...]
+
+
+class ServedModel:
+    """One model, by the name that clients use.
+
+    Facts come from the workers' beats; until a conductor, a store, a prefill and a
+    decode worker of the model are ready, requests are refused.
+    """
+
+    def __init__(
+        self, name: str, text: ModelText, node: Node, executor: ThreadPoolExecutor
+    ) -> None:
+        """``executor`` runs long tokenisations; its owner ends it."""
+        self.name = name
+        self.text = text
+        self.created_s = int(node.clock.wall())
+        self._node = node
+        self._executor = executor
+
+    @classmethod
+    async def open(
+        cls, name: str, folder: Path, node: Node, executor: ThreadPoolExecutor
+    ) -> "ServedModel":
+        """Read the model's folder, off the loop.
+
+        Raises:
+            ModelTextError: the folder has no usable tokenizer.
+        """
+        loop = asyncio.get_running_loop()
+        wall_s = node.clock.wall
+        text = await loop.run_in_executor(executor, ModelText.read, folder, wall_s)
+        return cls(name, text, node, executor)
+
+    # ---- who is there
+
+    def missing(self) -> list[str]:
+        """What the cluster still lacks to answer; empty when ready."""
+        return [
+            role.value
+            for role in (Role.CONDUCTOR, Role.STORE, Role.PREFILL, Role.DECODE)
+            if not self._ready(role)
+        ]
+
+    def _ready(self, role: Role) -> list[Member]:
+        members = [m for m in self._node.roster.live(role) if m.ready]
+        if role in (Role.PREFILL, Role.DECODE):
+            return [m for m in members if self._facts_of(m) is not None]
+        return members
+
+    def _facts_of(self, member: Member) -> ModelFacts | None:
+        return next((f for f in member.beat.models if f.name == self.name), None)
+
+    def find_facts(self) -> ModelFacts | None:
+        """What decode workers say of the model; None while there is none."""
+        for member in self._ready(Role.DECODE):
+            return self._facts_of(member)
+        return None
+
+    def facts(self) -> ModelFacts:
+        """The model's facts, when everything that a request needs is there.
+
+        Raises:
+            UnavailableError: something is missing; the message names it.
+        """
+        missing = self.missing()
+        facts = self.find_facts()
+        if missing or facts is None:
+            raise UnavailableError(
+                f"the model is not ready: no live {', '.join(missing)}",
+                retry_after_ms=NOT_READY_RETRY_MS,
+            )
+        return facts
+
+    def space(self, tenant: TenantId, facts: ModelFacts, salt: str) -> KeySpace:
+        """The key space of a tenant's blocks, or of a salt that tenants share."""
+        return KeySpace(self._node.secret, SpaceId(tenant, facts, salt))
+
+    # ---- text
+
+    async def encode_prompt(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """See ``ModelText.encode_prompt``."""
+
+        def encode() -> list[int]:
+            return self.text.encode_prompt(text, add_special_tokens=add_special_tokens)
+
+        return await self._run(len(text), encode)
+
+    async def encode_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, object],
+    ) -> list[int]:
+        """See ``ModelText.encode_chat``."""
+
+        def encode() -> list[int]:
+            return self.text.encode_chat(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                variables=variables,
+            )
+
+        size = sum(len(str(message.get("content"))) for message in messages)
+        return await self._run(size, encode)
+
+    async def prompt(self, ids: Sequence[int], space: KeySpace) -> Prompt:
+        """The prompt with its keys."""
+
+        def chain() -> Prompt:
+            return Prompt(tuple(ids), space.chain(ids))
+
+        return await self._run(len(ids), chain)
+
+    async def _run(self, size: int, work: Callable[[], T]) -> T:
+        if size <= INLINE_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)

@@ -1,0 +1,93 @@
+"""One request's life, driven by events, and its answer for whoever streams it."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from kvtide.bus.messages import RequestEnded
+from kvtide.gateway.courier import Courier
+from kvtide.gateway.life import (
+    AnswerCommand,
+    Began,
+    ClientGone,
+    Emit,
+    Event,
+    Fail,
+    Finish,
+    Life,
+    RecordEnded,
+)
+from kvtide.kv import RequestId
+
+
+class AnswerChannel:
+    """Where the answers to one client's request come together, in order.
+
+    For one reader in one loop. What waits is bounded by the answers' own lengths.
+    """
+
+    def __init__(self) -> None:
+        """Empty."""
+        self._waiting: deque[tuple[int, AnswerCommand]] = deque()
+        self._more = asyncio.Event()
+
+    def put(self, choice: int, command: AnswerCommand) -> None:
+        """Add a piece of one of the answers."""
+        self._waiting.append((choice, command))
+        self._more.set()
+
+    async def take(self, timeout_s: float) -> list[tuple[int, AnswerCommand]]:
+        """All that waits, each with its answer's number; none after ``timeout_s``."""
+        if not self._waiting:
+            self._more.clear()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._more.wait()
+            except TimeoutError:
+                return []
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        return waiting
+
+
+class Session:
+    """The asyncio face of a ``Life``. Lives in one loop.
+
+    What the life answers goes to ``on_answer``, ending with one ``Finish`` or ``Fail``.
+    """
+
+    def __init__(
+        self,
+        life: Life,
+        courier: Courier,
+        now_s: Callable[[], float],
+        on_answer: Callable[[AnswerCommand], None],
+        on_ended: Callable[[RequestEnded], None],
+    ) -> None:
+        """Nothing is sent before ``tell(Submitted())``."""
+        self.life = life
+        self._courier = courier
+        self._now_s = now_s
+        self._on_answer = on_answer
+        self._on_ended = on_ended
+
+    @property
+    def request(self) -> RequestId:
+        """The request's name."""
+        return self.life.spec.request
+
+    def tell(self, event: Event) -> None:
+        """Let the life decide, and do what it says."""
+        for command in self.life.handle(event, self._now_s()):
+            if isinstance(command, Began | Emit | Finish | Fail):
+                self._on_answer(command)
+            elif isinstance(command, RecordEnded):
+                self._courier.record(command.message)
+                self._on_ended(command.message)
+            else:
+                self._courier.send(command, self.tell)
+
+    def leave(self) -> None:
+        """The client is gone, or has its answer: what still runs is cancelled."""
+        if not self.life.answered:
+            self.tell(ClientGone())

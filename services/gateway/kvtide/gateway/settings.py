@@ -1,0 +1,62 @@
+"""Settings of the gateway."""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from kvtide.gateway.life import LifeLimits
+from kvtide.runtime.settings import RoleSettings
+
+
+class GatewaySettings(RoleSettings):
+    """What the public door needs. ``http_port`` is the API's port here."""
+
+    model: Path = Field(
+        description="folder with the served model's tokenizer.json and chat template"
+    )
+    model_name: str = Field(
+        default="", description="the model's name for clients; empty: the folder's name"
+    )
+    tenant: str = Field(
+        default="default", min_length=1, description="tenant of requests without a key"
+    )
+    max_open_requests: int = Field(
+        default=1024, ge=1, description="requests at a time; more are refused at once"
+    )
+    max_body_bytes: int = Field(
+        default=8 * 1024 * 1024, ge=1024, description="largest request body"
+    )
+    max_choices: int = Field(
+        default=16, ge=1, le=128, description="answers (prompts times n) per request"
+    )
+    max_stops: int = Field(
+        default=16, ge=1, description="stop strings, and stop token ids, per request"
+    )
+    max_stop_chars: int = Field(
+        default=256, ge=1, description="length of a stop string"
+    )
+    default_max_tokens: int = Field(
+        default=0, ge=0, description="max_tokens if a client names none; 0: what fits"
+    )
+    request_timeout_s: float = Field(
+        default=600.0, gt=0, description="a request that takes longer fails"
+    )
+    ping_s: float = Field(
+        default=15.0, gt=0, description="a silent stream gets a comment this often"
+    )
+    drain_s: float = Field(
+        default=20.0, ge=0, description="at shutdown open requests may take this long"
+    )
+    text_threads: int = Field(
+        default=2, ge=1, description="threads that tokenise long prompts"
+    )
+
+    @property
+    def served_name(self) -> str:
+        """The name that clients use."""
+        return self.model_name or self.model.expanduser().resolve().name
+
+    @property
+    def limits(self) -> LifeLimits:
+        """The limits of each request's life."""
+        return LifeLimits(deadline_s=self.request_timeout_s)

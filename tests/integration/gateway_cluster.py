@@ -1,0 +1,403 @@
+"""A gateway on its real HTTP port, among scripted workers on a bus in memory.
+
+The workers keep the protocol (accept, tokens with finish, pulls, acked cancels), so a
+test only says what they answer and when.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from tests.unit.gateway_models import byte_level, write_model
+
+from kvtide.bus import Hop, Identity, Incoming, MemoryBus, MemoryHub, Node
+from kvtide.bus.messages import (
+    Ack,
+    Admit,
+    Cancel,
+    CandidateEstimate,
+    DecodeWork,
+    Failure,
+    FinishReason,
+    Message,
+    NodeState,
+    Owned,
+    Placed,
+    PrefillDone,
+    PrefillTimes,
+    PrefillWork,
+    PullState,
+    RefuseCode,
+    RejectCode,
+    Rejected,
+    RequestEnded,
+    TokenAck,
+    TokenPage,
+    TokenPull,
+    Tokens,
+    WorkAccepted,
+    WorkRefused,
+)
+from kvtide.gateway.app import serve_on
+from kvtide.gateway.settings import GatewaySettings
+from kvtide.kv import ModelFacts, NodeId, NodeRef, RequestId, Role
+from kvtide.runtime import SystemClock, TaskScope
+
+MODEL = "tiny"
+SECRET = b"s" * 32
+TOKENIZER = byte_level()
+END = TOKENIZER.encode("<|im_end|>").ids[0]
+FACTS = ModelFacts(
+    name=MODEL,
+    digest="abcdef0123456789",
+    layers=1,
+    kv_heads=1,
+    head_dim=2,
+    kv_dtype="float32",
+    vocab_size=401,
+    max_tokens=512,
+    eos_token_ids=(END,),
+    numerics="n",
+    block_tokens=16,
+)
+
+
+@dataclass
+class Generating:
+    """One attempt at the decode worker."""
+
+    work: DecodeWork
+    ids: list[int]
+    done: int
+    task: asyncio.Task[None] | None = None
+    finish: FinishReason | None = None
+    failed: str = ""
+
+
+@dataclass
+class Script:
+    """What the workers do. Tests change it before or during requests."""
+
+    answer: str = "Hello, wörld 🌊!"
+    step_s: float = 0.0
+    reject: RejectCode | None = None
+    conductor_silent: bool = False
+    refuse: RefuseCode | None = None
+    reused: int = 0
+    hold_at: int = -1
+    """Decode stops before this token until ``go`` is set."""
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    lose_finish: bool = False
+    drop_tokens: bool = False
+    """Token events are lost; only pulls bring them."""
+
+
+class Cluster:
+    """The workers' side of the bus, and what it has seen."""
+
+    def __init__(self, hub: MemoryHub, clock: SystemClock, script: Script) -> None:
+        self.hub = hub
+        self.clock = clock
+        self.script = script
+        self.nodes: dict[Role, Node] = {}
+        self.admits: list[Admit] = []
+        self.prefills: list[PrefillWork] = []
+        self.decodes: list[DecodeWork] = []
+        self.cancels: list[tuple[Role, Cancel]] = []
+        self.acks: list[TokenAck] = []
+        self.owned: list[Owned] = []
+        self.ended: list[RequestEnded] = []
+        self.generating: dict[tuple[RequestId, int], Generating] = {}
+        self.steps = 0
+
+    def ref(self, role: Role) -> NodeRef:
+        return self.nodes[role].ref
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        for role in (Role.CONDUCTOR, Role.STORE, Role.PREFILL, Role.DECODE):
+            await self.add(role, stack)
+
+    async def add(self, role: Role, stack: AsyncExitStack) -> Node:
+        node = await stack.enter_async_context(
+            open_memory_node(self.hub, self.clock, role)
+        )
+        self.nodes[role] = node
+        if role in (Role.PREFILL, Role.DECODE):
+            node.models(FACTS)
+        for hop, handler in (
+            (Hop.ADMIT, self.on_admit),
+            (Hop.WORK, self.on_work),
+            (Hop.CONTROL, self.on_control),
+        ):
+            if hop in _HOPS[role]:
+                await node.inbox(role, hop, handler)
+        if role is Role.CONDUCTOR:
+            await node.bus.subscribe(node.subjects.all_ended(), self.on_ended)
+        node.set_state(NodeState.READY)
+        return node
+
+    async def on_ended(self, incoming: Incoming) -> None:
+        assert isinstance(incoming.message, RequestEnded)
+        self.ended.append(incoming.message)
+
+    async def on_admit(self, incoming: Incoming) -> Message | None:
+        message = incoming.message
+        assert isinstance(message, Admit)
+        self.admits.append(message)
+        if self.script.conductor_silent:
+            return None
+        if self.script.reject is not None:
+            return Rejected(
+                request=message.request,
+                attempt=message.attempt,
+                code=self.script.reject,
+                reason="scripted",
+                retry_after_ms=1500,
+            )
+        if self.ref(Role.DECODE).node in message.excluded:
+            return Rejected(
+                request=message.request,
+                attempt=message.attempt,
+                code=RejectCode.NO_WORKERS,
+                reason="all are excluded",
+            )
+        return self.place(message)
+
+    def place(self, message: Admit) -> Placed:
+        prefill, decode = self.ref(Role.PREFILL), self.ref(Role.DECODE)
+        chosen = CandidateEstimate(
+            prefill=prefill.node,
+            decode=decode.node,
+            hit_tokens=0,
+            queue_ms=0,
+            transfer_ms=0,
+            prefill_ms=0,
+            ttft_ms=0,
+            tbt_ms=0,
+        )
+        return Placed(
+            request=message.request,
+            attempt=message.attempt,
+            prefill=prefill,
+            decode=decode,
+            reuse=(),
+            chosen=chosen,
+            reason="",
+        )
+
+    async def on_work(self, incoming: Incoming) -> Message:
+        work = incoming.message
+        if isinstance(work, DecodeWork):
+            self.decodes.append(work)
+            if self.script.refuse is not None:
+                return WorkRefused(
+                    request=work.request,
+                    attempt=work.attempt,
+                    code=self.script.refuse,
+                    reason="scripted",
+                )
+            self.generate(work)
+        elif isinstance(work, PrefillWork):
+            self.prefills.append(work)
+            node = self.nodes[Role.PREFILL]
+            node.tasks.spawn(self.prefill(work), name="prefill")
+        else:
+            return Failure(code="unexpected", reason=type(work).__name__)
+        return WorkAccepted(request=work.request, attempt=work.attempt, start_ms=0)
+
+    async def prefill(self, work: PrefillWork) -> None:
+        done = PrefillDone(
+            request=work.request,
+            attempt=work.attempt,
+            prefill=self.ref(Role.PREFILL),
+            reused_tokens=self.script.reused,
+            computed_tokens=len(work.tokens) - self.script.reused,
+            messages=1,
+            times=PrefillTimes(queue_ms=0, load_ms=0, compute_ms=0),
+        )
+        await self.to_gateway(Role.PREFILL, work.gateway, done)
+
+    async def to_gateway(self, role: Role, gateway: NodeRef, message: Message) -> None:
+        node = self.nodes[role]
+        subject = node.subjects.inbox(Role.GATEWAY, gateway.node, Hop.TOKENS)
+        await node.bus.publish(subject, message)
+
+    def generate(self, work: DecodeWork) -> None:
+        ids = TOKENIZER.encode(self.script.answer, add_special_tokens=False).ids
+        start = len(work.tokens) - work.prompt_tokens
+        generating = Generating(work, ids[: work.max_new_tokens], start)
+        self.generating[work.request, work.attempt] = generating
+        tasks = self.nodes[Role.DECODE].tasks
+        generating.task = tasks.spawn(self.decode(generating), name="decode")
+
+    async def decode(self, generating: Generating) -> None:
+        work = generating.work
+        while True:
+            await self.clock.sleep(self.script.step_s)
+            if generating.done == self.script.hold_at:
+                await self.script.go.wait()
+            self.steps += 1
+            index = generating.done
+            ids = generating.ids[index : index + 1]
+            generating.done = index + len(ids)
+            if not ids:
+                generating.finish = FinishReason.STOP
+            elif generating.done == work.max_new_tokens:
+                generating.finish = FinishReason.LENGTH
+            message = Tokens(
+                request=work.request,
+                attempt=work.attempt,
+                decode=self.ref(Role.DECODE),
+                choice=0,
+                index=index,
+                ids=tuple(ids),
+                finish=generating.finish,
+                reused_tokens=self.script.reused if index == 0 else None,
+            )
+            lost = self.script.lose_finish and generating.finish is not None
+            if not lost and not self.script.drop_tokens:
+                await self.to_gateway(Role.DECODE, work.gateway, message)
+            if generating.finish is not None:
+                return
+
+    async def on_control(self, incoming: Incoming) -> Message | None:
+        message = incoming.message
+        role = next(r for r in _HOPS if f".{r}." in incoming.subject)
+        match message:
+            case Cancel():
+                self.cancels.append((role, message))
+                self.stop(message.request, message.attempt)
+                return Ack()
+            case TokenPull():
+                return self.page(message)
+            case TokenAck():
+                self.acks.append(message)
+            case Owned():
+                self.owned.append(message)
+            case _:
+                pass
+        return None
+
+    def stop(self, request: RequestId, attempt: int) -> None:
+        for (r, a), generating in self.generating.items():
+            if r == request and a <= attempt and generating.task is not None:
+                generating.task.cancel()
+
+    def page(self, pull: TokenPull) -> TokenPage:
+        generating = self.generating.get((pull.request, pull.attempt))
+        state = PullState.UNKNOWN
+        ids: tuple[int, ...] = ()
+        finish = None
+        if generating is not None:
+            finish = generating.finish
+            state = PullState.RUNNING if finish is None else PullState.FINISHED
+            ids = tuple(generating.ids[pull.index : generating.done])
+        return TokenPage(
+            request=pull.request,
+            attempt=pull.attempt,
+            choice=0,
+            index=pull.index,
+            ids=ids,
+            state=state,
+            finish=finish,
+        )
+
+    @property
+    def running(self) -> int:
+        """Attempts that decode still works on."""
+        return sum(
+            g.task is not None and not g.task.done() for g in self.generating.values()
+        )
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 10) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                await self.clock.sleep(0.005)
+
+
+_HOPS = {
+    Role.CONDUCTOR: (Hop.ADMIT,),
+    Role.STORE: (),
+    Role.PREFILL: (Hop.WORK, Hop.CONTROL),
+    Role.DECODE: (Hop.WORK, Hop.CONTROL),
+}
+
+
+@asynccontextmanager
+async def open_memory_node(
+    hub: MemoryHub, clock: SystemClock, role: Role, epoch: int = 1
+) -> AsyncGenerator[Node]:
+    identity = Identity(NodeId(f"{role}-1"), epoch=epoch)
+    async with (
+        MemoryBus(hub, identity, cluster="local") as bus,
+        Node(
+            roles=(role,), bus=bus, identity=identity, clock=clock, secret=SECRET
+        ) as node,
+    ):
+        yield node
+
+
+@dataclass
+class Running:
+    """A gateway that serves, and its cluster."""
+
+    url: str
+    cluster: Cluster
+    script: Script
+    stop: asyncio.Event
+    served: asyncio.Task[None]
+    registry: CollectorRegistry
+    settings: GatewaySettings
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self.url.removeprefix("http://").split(":")
+        return host, int(port)
+
+
+@asynccontextmanager
+async def running_gateway(
+    folder: Path,
+    *,
+    workers: bool = True,
+    script: Script | None = None,
+    **changes: object,
+) -> AsyncGenerator[Running]:
+    """A gateway and its workers until the block ends."""
+    write_model(folder / MODEL, TOKENIZER)
+    settings = GatewaySettings.model_validate(
+        {"model": folder / MODEL, "node": "gateway-1", "drain_s": 0.2, **changes}
+    )
+    clock, script, registry = SystemClock(), script or Script(), CollectorRegistry()
+    hub = MemoryHub(clock)
+    stop = asyncio.Event()
+    async with AsyncExitStack() as stack:
+        cluster = Cluster(hub, clock, script)
+        if workers:
+            await cluster.open(stack)
+        node = await stack.enter_async_context(
+            open_memory_node(hub, clock, Role.GATEWAY)
+        )
+        scope = await stack.enter_async_context(TaskScope())
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        serving = serve_on(node, settings, stop=stop, registry=registry, ready=ready)
+        served = scope.spawn(serving, name="gateway")
+        await asyncio.wait((served, ready), return_when=asyncio.FIRST_COMPLETED)
+        if served.done():
+            served.result()
+        running = Running(
+            ready.result(), cluster, script, stop, served, registry, settings
+        )
+        if workers:
+            roster = node.roster
+            await cluster.until(
+                lambda: all(any(m.ready for m in roster.live(r)) for r in _HOPS)
+            )
+        yield running
+        stop.set()
+        async with asyncio.timeout(10):
+            await served
+    await hub.close()
