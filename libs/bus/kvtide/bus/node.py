@@ -69,7 +69,7 @@ class Node:
         self.secret = secret
         self.times = times or NodeTimes()
         self.roster = Roster(self.times.roster)
-        self.tasks = tasks or TaskScope(on_error=self._failed)
+        self.tasks = TaskScope(on_error=self._failed) if tasks is None else tasks
         self._endpoint = endpoint
         self._beater = beater or bus.beater()
         self._vitals = Vitals(roles, host, clock.wall())
