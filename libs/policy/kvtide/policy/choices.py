@@ -21,7 +21,7 @@ class Targets:
     request; ``ttft_ms`` and ``tbt_ms`` apply when the request names none itself.
     """
 
-    queue_ms: float = 60_000.0
+    queue_ms: float = 120_000.0
     ttft_ms: float | None = None
     tbt_ms: float | None = None
 

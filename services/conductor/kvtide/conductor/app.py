@@ -63,7 +63,7 @@ async def serve(
                 dispatcher = Dispatcher(node.ref, policy=settings.placement())
                 service = ConductorService(node, dispatcher, writer, registry)
                 services.append(service)
-                with _health(settings, node, service, registry) as health:
+                with _health(settings, node, service, writer, registry) as health:
                     node.set_http(health.url)
                     await service.start()
                     try:
@@ -78,12 +78,14 @@ def _health(
     settings: ConductorSettings,
     node: Node,
     service: ConductorService,
+    writer: Writer,
     registry: CollectorRegistry,
 ) -> HealthServer:
     def readiness() -> Readiness:
         index = "exact" if service.exact else "catching up"
+        catalog = "available" if writer.available else "not available"
         ready = node.state is NodeState.READY
-        return Readiness(ready, node.state, {"index": index})
+        return Readiness(ready, node.state, {"index": index, "catalog": catalog})
 
     return HealthServer(
         registry=registry,

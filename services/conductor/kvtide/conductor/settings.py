@@ -42,7 +42,7 @@ class ConductorSettings(RoleSettings):
         "instead of a prefill worker (policy least_ttft)",
     )
     max_queue_ms: float = Field(
-        default=60_000.0,
+        default=120_000.0,
         gt=0,
         description="longest predicted wait of a request that is taken, in milliseconds",
     )
