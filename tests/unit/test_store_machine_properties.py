@@ -11,10 +11,10 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from tests.unit.store_driver import CONDUCTOR, StoreDriver, lease_of
 
 from kvtide.bus.messages import (
     BadCopy,
-    BlocksChanged,
     BlockState,
     CommitBlock,
     Failure,
@@ -22,43 +22,29 @@ from kvtide.bus.messages import (
     Owned,
     PlacementMade,
     PutBegin,
-    PutBlock,
     PutCommit,
     PutCommitted,
     PutGranted,
-    SnapshotPage,
-    SnapshotPull,
 )
 from kvtide.kv import (
     BlockKey,
     Lease,
-    Located,
     NodeId,
     NodeRef,
     RequestId,
     RequestRef,
     SlotRef,
-    SpaceTags,
 )
 from kvtide.store.events import (
-    Command,
     ConnectionGone,
-    Event,
-    Gossip,
     OwnerGone,
     Received,
     Reply,
-    StoreRequest,
-    Tick,
     Verified,
-    Verify,
-    WriteRows,
 )
-from kvtide.store.machine import StoreMachine, StoreRules
+from kvtide.store.machine import StoreRules
 from kvtide.store.slots import SlotState
 
-STORE = NodeRef(NodeId("store"), 7)
-CONDUCTOR = NodeRef(NodeId("conductor"), 1)
 KEYS = [BlockKey(bytes([number]) * 16) for number in range(1, 10)]
 SIZES = [1000, 1000, 1000, 3000]
 RULES = StoreRules(
@@ -70,10 +56,6 @@ RULES = StoreRules(
 )
 
 
-def tags(size: int) -> SpaceTags:
-    return SpaceTags(0, size.to_bytes(16), bytes(16), bytes(16))
-
-
 @dataclass
 class Writer:
     """What the model knows of a lease: uses of slots that must stay as they are."""
@@ -83,12 +65,9 @@ class Writer:
     absent: int = 0
 
 
-class StoreModel(RuleBasedStateMachine):
+class StoreModel(StoreDriver, RuleBasedStateMachine):
     def __init__(self) -> None:
-        super().__init__()
-        self.machine = StoreMachine(STORE, RULES)
-        self.now_s = 100.0
-        self.token = 0
+        super().__init__(RULES)
         self.epochs = {"a": 1, "b": 1}
         self.heard: dict[NodeRef, float] = {}
         self.leases: dict[Lease, Writer] = {}
@@ -96,53 +75,12 @@ class StoreModel(RuleBasedStateMachine):
         self.unplugged: set[NodeRef] = set()
         self.suspect: dict[Lease, list[SlotRef]] = {}
         self.puts: list[PutBegin] = []
-        self.verifies: list[Verify] = []
         self.generations: set[int] = set()
         self.bad: set[int] = set()
         self.list_seq = 0
-        self.gossip_seq = 0
-        self.truth: dict[BlockKey, Located] = {}
-        self.rows: dict[BlockKey, int] = {}
-
-    # ---- driving
-
-    def handle(self, event: Event) -> list[Reply]:
-        replies: list[Reply] = []
-        for command in self.machine.handle(event, self.now_s):
-            self.obey(command, replies)
-        return replies
-
-    def obey(self, command: Command, replies: list[Reply]) -> None:
-        match command:
-            case Reply():
-                replies.append(command)
-            case Verify():
-                self.verifies.append(command)
-            case Gossip(message):
-                self.replay(message)
-            case WriteRows(came, gone):
-                for row in gone:
-                    assert self.rows.pop(row.key) == row.generation
-                for row in came:
-                    assert row.located.key not in self.rows
-                    self.rows[row.located.key] = row.located.slot.generation
-
-    def replay(self, message: BlocksChanged) -> None:
-        self.gossip_seq += 1
-        assert message.seq == self.gossip_seq
-        for dropped in message.dropped:
-            assert self.truth.pop(dropped.key).slot.generation == dropped.generation
-        for located in message.added:
-            assert located.key not in self.truth
-            self.truth[located.key] = located
-
-    def ask(self, message: StoreRequest, sender: NodeRef) -> list[Reply]:
-        self.token += 1
-        return self.handle(Received(message, sender, self.token))
 
     def lease(self, node: str, number: int) -> Lease:
-        owner = NodeRef(NodeId(node), self.epochs[node])
-        return Lease(RequestId(f"r{number}"), 1, owner)
+        return lease_of(f"r{number}", NodeRef(NodeId(node), self.epochs[node]))
 
     # ---- puts
 
@@ -156,14 +94,7 @@ class StoreModel(RuleBasedStateMachine):
         self, node: str, number: int, size: int, keys: Sequence[BlockKey | None]
     ) -> None:
         lease = self.lease(node, number)
-        message = PutBegin(
-            lease=lease,
-            put=len(self.puts),
-            tags=tags(size),
-            slot_bytes=size,
-            header_bytes=192,
-            blocks=tuple(PutBlock(key, 64) for key in keys),
-        )
+        message = self.put_begin(lease, list(keys), size=size, put=len(self.puts))
         self.puts.append(message)
         (reply,) = self.ask(message, lease.owner)
         self.heard[lease.owner] = self.now_s
@@ -350,12 +281,8 @@ class StoreModel(RuleBasedStateMachine):
         self.verify_all(good=data.draw(st.booleans()))
 
     @rule(seconds=st.sampled_from([0.03, 1, 11, 40]))
-    def wait(self, seconds: float) -> None:
-        end_s = self.now_s + seconds
-        while (due_s := self.machine.wake_at_s(self.now_s)) <= end_s:
-            self.now_s = max(self.now_s, due_s)
-            self.handle(Tick())
-        self.now_s = end_s
+    def time_passes(self, seconds: float) -> None:
+        self.wait(seconds)
         limit_s = self.now_s - RULES.silence_s
         for lease in list(self.leases):
             if self.heard[lease.owner] < limit_s - RULES.silence_s / 4:
@@ -369,18 +296,11 @@ class StoreModel(RuleBasedStateMachine):
 
     @rule()
     def snapshot(self) -> None:
-        after: BlockKey | None = None
-        pages: list[Located] = []
-        while True:
-            (reply,) = self.ask(SnapshotPull(after=after, limit=99), CONDUCTOR)
-            assert isinstance(reply.message, SnapshotPage)
-            pages += reply.message.located
-            assert reply.message.seq == self.gossip_seq
-            after = reply.message.next_key
-            if after is None:
-                break
-        assert [located.key for located in pages] == sorted(self.truth)
-        assert all(self.truth[located.key] == located for located in pages)
+        pages = self.pages()
+        assert {page.seq for page in pages} == {self.gossip_seq}
+        located = [each for page in pages for each in page.located]
+        assert [each.key for each in located] == sorted(self.truth)
+        assert all(self.truth[each.key] == each for each in located)
 
     # ---- what always holds
 
