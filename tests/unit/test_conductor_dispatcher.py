@@ -22,6 +22,7 @@ from kvtide.bus.messages import (
     Explained,
     ExplainQuery,
     Failure,
+    GatewayLoad,
     NodeState,
     Placed,
     PrefillLoad,
@@ -53,6 +54,7 @@ from kvtide.conductor.events import (
     StatusAsked,
     StoreExact,
     StoreForgotten,
+    Tick,
     member_events,
 )
 from kvtide.kv import BlockKey, NodeId, NodeRef, RequestId, Role
@@ -316,6 +318,22 @@ def test_another_conductor_records_the_end_when_the_placing_one_has_died() -> No
     (made,) = [c.made for c in commands if isinstance(c, Announce)]
     other.handle(PlacementHeard(made))
     assert other.handle(EndHeard(ended())) == [RecordEnd(ended())]
+
+
+def test_a_lost_end_is_made_good_by_the_gateways_own_count() -> None:
+    made = world()
+    made.handle(MemberSeen(beat("g1", Role.GATEWAY, load=GatewayLoad(open_requests=1))))
+    made.placed(request="r1")
+    made.now_s += 10
+    made.handle(Tick())
+    assert made.dispatcher.load().bookings == 1
+    made.placed(request="r2")
+    made.handle(MemberSeen(beat("g1", Role.GATEWAY, load=GatewayLoad())))
+    made.handle(Tick())
+    assert made.dispatcher.load().bookings == 1  # r2 may be on its way to the gateway
+    made.now_s += 3
+    made.handle(Tick())
+    assert made.dispatcher.load().bookings == 0
 
 
 def test_nodes_are_recorded_when_they_come_change_state_and_go() -> None:

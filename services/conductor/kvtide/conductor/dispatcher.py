@@ -10,6 +10,7 @@ from typing import assert_never
 from kvtide.bus.messages import (
     Beat,
     ConductorLoad,
+    GatewayLoad,
     NodeView,
     RequestEnded,
     StatusReply,
@@ -135,6 +136,9 @@ class Dispatcher:
         return []
 
     def _tick(self, now_s: float) -> None:
+        for beat in self._members.live(Role.GATEWAY):
+            if _is_idle(beat):
+                self._bookings.gateway_idle(beat.node, now_s)
         self._bookings.tick(now_s)
         self._answers.tick(now_s)
         self._index.sweep(self._limits.swept_keys)
@@ -210,3 +214,11 @@ class Dispatcher:
 def _recorded(beat: Beat) -> tuple[object, ...]:
     """What the catalog keeps of a beat: loads change too often to be kept."""
     return beat.node, beat.roles, beat.host, beat.state, beat.http
+
+
+def _is_idle(gateway: Beat) -> bool:
+    """Whether a gateway says that it has no open requests."""
+    return any(
+        isinstance(load, GatewayLoad) and load.open_requests == 0
+        for load in gateway.load
+    )

@@ -97,6 +97,16 @@ class Bookings:
         for request in sorted(self._by_gateway.get(gateway, ())):
             self._remove(request)
 
+    def gateway_idle(self, gateway: NodeRef, now_s: float) -> None:
+        """This gateway has no open request: what was booked for it earlier has ended.
+
+        So the loss of a ``RequestEnded`` is made good.
+        """
+        before_s = now_s - self._limits.idle_s
+        for request in sorted(self._by_gateway.get(gateway, ())):
+            if self._booked[request].at_s <= before_s:
+                self._remove(request)
+
     def tick(self, now_s: float) -> None:
         """Time has passed: let go of what is too old."""
         self._prefill.settle_all(now_s - self._limits.unreported_s)
