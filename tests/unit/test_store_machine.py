@@ -376,3 +376,19 @@ def test_a_pinned_bad_copy_is_dropped_too(store: StoreDriver) -> None:
     assert store.machine.load().pins == 0
     store.release(lease_of())
     assert states(store) == (3, 0, 0, 1)
+
+
+def test_a_lease_pins_the_new_use_of_a_slot_that_it_pinned_before() -> None:
+    store = StoreDriver(StoreRules(arena_bytes=1024, slab_bytes=1024, bad_slot_s=1))
+    store.store(A)
+    store.grant(lease_of(), [A])
+    store.answer(BadCopy(located=store.truth[A], reason="test"), CONDUCTOR)
+    store.settle(good=False)
+    store.wait(2)
+    store.store(B)
+    store.grant(lease_of(), [B])
+    assert store.machine.load().pins == 1
+    store.store(C)
+    assert set(store.truth) == {B}
+    store.release(lease_of())
+    assert states(store) == (0, 1, 0, 0)
