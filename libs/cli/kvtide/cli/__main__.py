@@ -179,6 +179,33 @@ def doctor(
     )
 
 
+@app.command()
+def bench(
+    url: Annotated[
+        str, typer.Argument(help="Where kvtide answers.")
+    ] = "http://127.0.0.1:8000",
+    rounds: Annotated[int, typer.Option(help="Prompts to try.", min=1)] = 3,
+    prompt_tokens: Annotated[
+        int, typer.Option(help="About how long each is.", min=1)
+    ] = 2000,
+    output_tokens: Annotated[int, typer.Option(help="Tokens to make.", min=1)] = 8,
+    json: Json = False,
+) -> None:
+    """Time the first token of a long prompt, cold and from the cache."""
+    from kvtide.cli.commands.bench import bench as measure  # noqa: PLC0415
+
+    leave(
+        lambda console: measure(
+            url,
+            rounds=rounds,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            as_json=json,
+            console=console,
+        )
+    )
+
+
 @app.command("fetch-model")
 def fetch_model(
     config: Config = None,

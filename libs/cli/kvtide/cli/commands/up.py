@@ -57,7 +57,9 @@ def up(settings: UpSettings, config: Path | None, console: Console) -> int:
         watch=launch.watch if console.is_terminal else None,
     )
     with launch.address_file():
-        return session.run()
+        code = session.run()
+    screen.say("everything is stopped")
+    return code
 
 
 def _require_workers(settings: UpSettings) -> None:

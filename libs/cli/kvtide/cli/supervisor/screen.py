@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from kvtide.cli.supervisor.machine import Phase
 
@@ -95,10 +96,14 @@ class LiveScreen(PlainScreen):
         """The table appears with the first ``show``."""
         super().__init__(console)
         self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._shown: tuple[tuple[str, ...], ...] = ()
 
     def show(self, rows: Sequence[Row], cluster: str) -> None:
-        """See ``Screen.show``."""
-        self._live.update(_table(rows, cluster), refresh=True)
+        """Draw the table anew, if a person would see a difference."""
+        cells = (*map(_cells, rows), (cluster,))
+        if cells != self._shown:
+            self._shown = cells
+            self._live.update(Group(_table(rows), Text(cluster)), refresh=True)
 
     def __enter__(self) -> Self:
         """Take the last lines of the terminal."""
@@ -115,24 +120,29 @@ class LiveScreen(PlainScreen):
         self._live.stop()
 
 
-def _table(rows: Sequence[Row], cluster: str) -> Table:
-    table = Table(box=None, pad_edge=False, caption=cluster, caption_justify="left")
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table(box=None, pad_edge=False)
     for title in ("process", "state", "pid", "address", "restarts", "up"):
         table.add_column(title, justify="left", no_wrap=True)
     for row in rows:
+        name, state, *others = map(escape, _cells(row))
         colour = _COLOURS.get(row.phase, "dim")
-        words = row.phase.value
-        if row.state and row.phase is not Phase.READY:
-            words += f": {row.state}"
-        table.add_row(
-            escape(row.name),
-            f"[{colour}]{escape(words)}[/]",
-            str(row.pid or ""),
-            escape(row.address),
-            str(row.restarts or ""),
-            _duration(row.uptime_s),
-        )
+        table.add_row(name, f"[{colour}]{state}[/]", *others)
     return table
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    state = row.phase.value
+    if row.state and row.phase is Phase.STARTING:
+        state += f": {row.state}"
+    return (
+        row.name,
+        state,
+        str(row.pid or ""),
+        row.address,
+        str(row.restarts or ""),
+        _duration(row.uptime_s) if row.pid else "",
+    )
 
 
 def _duration(seconds: float) -> str:
