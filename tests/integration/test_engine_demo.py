@@ -218,6 +218,48 @@ def test_a_full_disk_is_said_and_leaves_nothing(
     assert _names(tmp_path / "models") == [".tiny.lock"]
 
 
+_LIMITED = """
+import resource, shutil, sys
+from pathlib import Path
+from kvtide.engine.demo import DemoSource, ensure_demo_model
+from kvtide.engine.errors import DemoStorageFailed
+
+def fetch(source, folder, report):
+    wheel = Path(shutil.copy(sys.argv[2], folder))
+    return wheel
+
+def limit(report):
+    # from the first converted tensor on no file may grow beyond a few bytes
+    if report.stage == sys.argv[3]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16))
+
+source = DemoSource(*sys.argv[4:])
+try:
+    ensure_demo_model(Path(sys.argv[1]), limit, source=source, fetch=fetch)
+except DemoStorageFailed as error:
+    print(error.reason)
+"""
+
+
+@pytest.mark.parametrize("stage", ["verify", "convert"])
+def test_a_write_that_fails_in_the_middle_is_said_and_leaves_nothing(
+    package: tuple[Path, DemoSource], tmp_path: Path, stage: str
+):
+    """The limit is a real one, and stands for a disk that fills up meanwhile."""
+    wheel, source = package
+    arguments = [str(tmp_path), str(wheel), stage, *astuple(source)]
+    ran = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", _LIMITED, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+    assert "File too large" in ran.stdout, ran.stderr
+    assert _names(tmp_path / "models") == [".tiny.lock"]
+
+
 def test_a_cache_folder_that_is_a_file_is_said(
     package: tuple[Path, DemoSource], tmp_path: Path
 ):
@@ -318,7 +360,7 @@ def test_processes_at_once_make_it_once(
     package: tuple[Path, DemoSource], tmp_path: Path
 ):
     wheel, source = package
-    arguments = [str(tmp_path), str(wheel), *map(str, astuple(source))]
+    arguments = [str(tmp_path), str(wheel), *astuple(source)]
     makers = [
         subprocess.Popen(  # noqa: S603
             [sys.executable, "-c", _MAKE, *arguments], stdout=subprocess.PIPE, text=True

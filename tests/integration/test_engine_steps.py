@@ -1,6 +1,8 @@
 # pyright: reportUnknownMemberType=false
 """What a step promises beside its numbers, on a small random model."""
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -154,6 +156,22 @@ def test_a_hook_that_raises_gives_the_step_up(model: LoadedModel):
     assert run.length == 80
 
 
+def test_a_run_closed_in_mid_step_ends_the_step(model: LoadedModel):
+    """A cancel may free the run at any moment; the runner must go on serving."""
+    run, other = model.new_run(80), model.new_run(80)
+
+    def on_layer(layer: int) -> None:
+        if layer == 2:
+            run.close()
+
+    with pytest.raises(RunClosed):
+        model.runner.step([Chunk(other, PROMPT, 0), Chunk(run, PROMPT, 0)], on_layer)
+
+    assert other.length == 0
+    model.runner.step([Chunk(other, PROMPT, 0)])
+    assert other.length == 80
+
+
 def test_a_chunk_below_the_length_replaces_what_followed(model: LoadedModel):
     run = model.new_run(80)
     model.runner.step([Chunk(run, PROMPT, 0)])
@@ -269,3 +287,26 @@ def test_weights_in_several_files(folder: Path, tmp_path: Path):
     assert logits is not None
     assert same is not None
     torch.testing.assert_close(logits, same)
+
+
+def test_the_hub_out_of_reach_is_said():
+    """In a process of its own: the hub's client reads its address when imported."""
+    code = (
+        "from kvtide.engine.loading import load_model\n"
+        "from kvtide.engine.errors import ModelUnavailable\n"
+        "try:\n    load_model('owner/model')\n"
+        "except ModelUnavailable as error:\n    print(error)"
+    )
+    ran = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", code],
+        env={"HF_ENDPOINT": "http://127.0.0.1:9", "PATH": "/usr/bin"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+    assert ran.stdout.strip() == (
+        "model 'owner/model' is not available:"
+        " the hub can't be reached; give a local folder instead"
+    )

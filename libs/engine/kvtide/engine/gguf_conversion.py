@@ -81,7 +81,7 @@ def convert_gguf(path: Path, folder: Path, report: Progress) -> None:
     _write_json(folder / "config.json", _config(fields, tied=tied))
     _write_json(folder / "generation_config.json", _special_ids(fields))
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(fields))
-    _tokenizer(fields).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(_tokenizer(fields).to_str(pretty=True))
     heads: int = fields["llama.attention.head_count"]
     kv_heads: int = fields["llama.attention.head_count_kv"]
     tensors: dict[str, Tensor] = {}

@@ -54,7 +54,7 @@ def packing_available() -> bool:
 
 def exact_in_fp16(weight: Tensor) -> bool:
     """Whether rounding the weights to float16 changes none of them."""
-    return weight.dtype == torch.float16 or bool((weight.half() == weight).all())
+    return torch.equal(weight.half().to(weight.dtype), weight)
 
 
 def make_linear(form: WeightForm, weight: Tensor, bias: Tensor | None) -> Linear:

@@ -13,6 +13,7 @@ from kvtide.engine.attention import VARIANT
 from kvtide.engine.decoder import Decoder
 from kvtide.engine.errors import ModelUnavailable, UnsupportedModel
 from kvtide.engine.facts import ModelFacts
+from kvtide.engine.heap import return_freed_memory
 from kvtide.engine.hub import fetch_from_hub
 from kvtide.engine.linear import WeightForm
 from kvtide.engine.memory import KvRun
@@ -77,6 +78,7 @@ def load_model(
         report(ProgressReport("load", layer + 1, layers, "layers", message))
 
     weights = read_weights(folder, architecture, _DTYPES[dtype], on_layer)
+    return_freed_memory()
     facts = ModelFacts(
         name=name or _name(source, folder),
         digest=_digest((folder / "config.json", *weight_files(folder))),

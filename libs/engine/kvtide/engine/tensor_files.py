@@ -80,13 +80,13 @@ class TensorReader:
         """Let a tensor be there for nothing."""
         self._files.pop(name, None)
 
-    def refuse_rest(self, source: str) -> None:
+    def refuse_rest(self) -> None:
         """Raise UnsupportedModel if some tensors were not asked for."""
         # old checkpoints store the rotary frequencies, which follow from config.json
         rest = sorted(n for n in self._files if not n.endswith("rotary_emb.inv_freq"))
         if rest:
             raise UnsupportedModel(
-                source,
+                str(self._folder),
                 f"it has weights that its architecture has no place for: {rest[0]}"
                 f" and {len(rest) - 1} more",
             )

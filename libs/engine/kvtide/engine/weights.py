@@ -1,6 +1,8 @@
 """Weights of a decoder, read from safetensors files; nothing else is ever opened."""
 
+import contextlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +18,11 @@ from kvtide.engine.linear import (
     packing_available,
 )
 from kvtide.engine.tensor_files import TensorReader, weight_files
+from kvtide.engine.threads import one_thread
 
 _EMBEDDING = "model.embed_tokens.weight"
-_HEAD = "lm_head.weight"
+_HEAD_MODULE = "lm_head"
+_HEAD = f"{_HEAD_MODULE}.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,45 +53,6 @@ class DecoderWeights:
     head: Linear
 
 
-@dataclass(frozen=True, slots=True)
-class _Matrix:
-    weight: Tensor
-    bias: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class _LayerMatrices:
-    input_norm: Tensor
-    qkv: _Matrix
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    output: _Matrix
-    mlp_norm: Tensor
-    gate_up: _Matrix
-    down: _Matrix
-
-    def exact(self) -> bool:
-        return all(
-            exact_in_fp16(matrix.weight)
-            for matrix in (self.qkv, self.output, self.gate_up, self.down)
-        )
-
-    def finish(self, form: WeightForm) -> LayerWeights:
-        def linear(matrix: _Matrix) -> Linear:
-            return make_linear(form, matrix.weight, matrix.bias)
-
-        return LayerWeights(
-            input_norm=self.input_norm,
-            qkv=linear(self.qkv),
-            query_norm=self.query_norm,
-            key_norm=self.key_norm,
-            output=linear(self.output),
-            mlp_norm=self.mlp_norm,
-            gate_up=linear(self.gate_up),
-            down=linear(self.down),
-        )
-
-
 def read_weights(
     folder: Path,
     architecture: Architecture,
@@ -97,93 +62,106 @@ def read_weights(
     """Read all weights in the compute dtype; `on_layer` is called with each one done.
 
     Linear weights are packed as float16 if the compute dtype is float32, this torch can
-    do it, and not one of them would be rounded; else all stay in the compute dtype.
+    do it, and not one of them would be rounded; else all stay in the compute dtype. If
+    that shows after some layers, reading starts again.
 
     Raises:
         BrokenModel: a tensor is missing or has another shape than config.json says.
         UnsupportedModel: there are tensors that this architecture has no use for.
     """
-    reader = TensorReader(weight_files(folder), dtype)
-    embedding = reader.take(
-        _EMBEDDING, architecture.vocab_size, architecture.hidden_size
-    )
-    if architecture.tied_embeddings:
-        head = embedding
-        reader.ignore(_HEAD)
-    else:
-        head = reader.take(_HEAD, architecture.vocab_size, architecture.hidden_size)
-    norm = reader.take("model.norm.weight", architecture.hidden_size)
-    packable = dtype == torch.float32 and packing_available() and exact_in_fp16(head)
-    layers: list[_LayerMatrices] = []
-    for index in range(architecture.layers):
-        layers.append(_read_layer(reader, architecture, index))
-        packable = packable and layers[-1].exact()
-        on_layer(index)
-    reader.refuse_rest(str(folder))
-    form: WeightForm = "fp16-packed" if packable else "plain"
-    finished: list[LayerWeights] = []
-    layers.reverse()
-    while layers:  # a plain matrix goes as soon as its packed form is there
-        finished.append(layers.pop().finish(form))
-    return DecoderWeights(
-        form=form,
-        embedding=embedding.half() if packable else embedding,
-        layers=tuple(finished),
-        norm=norm,
-        head=make_linear(form, head, None),
+    files = weight_files(folder)
+    if dtype == torch.float32 and packing_available():
+        with contextlib.suppress(_Inexact):
+            reader = TensorReader(files, dtype)
+            return _WeightReader(reader, architecture, "fp16-packed").read(on_layer)
+    return _WeightReader(TensorReader(files, dtype), architecture, "plain").read(
+        on_layer
     )
 
 
-def _read_layer(
-    reader: TensorReader, architecture: Architecture, index: int
-) -> _LayerMatrices:
-    a = architecture
-    prefix = f"model.layers.{index}."
-    attention = prefix + "self_attn."
-    q_rows, kv_rows = a.heads * a.head_dim, a.kv_heads * a.head_dim
+class _Inexact(Exception):  # noqa: N818
+    """A weight is no float16 number."""
 
-    def matrix(names: tuple[tuple[str, int], ...], columns: int, bias: bool) -> _Matrix:
-        weight = torch.cat(
-            [reader.take(f"{name}.weight", rows, columns) for name, rows in names]
+
+class _WeightReader:
+    """Reads one decoder's weights in one form."""
+
+    def __init__(
+        self, tensors: TensorReader, architecture: Architecture, form: WeightForm
+    ) -> None:
+        self._tensors = tensors
+        self._shape = architecture
+        self._form: WeightForm = form
+
+    def read(self, on_layer: Callable[[int], None]) -> DecoderWeights:
+        a = self._shape
+        embedding = self._tensors.take(_EMBEDDING, a.vocab_size, a.hidden_size)
+        if a.tied_embeddings:
+            head = self._linear(embedding, None)
+            self._tensors.ignore(_HEAD)
+        else:
+            head = self._product(((_HEAD_MODULE, a.vocab_size),), a.hidden_size)
+        if self._form == "fp16-packed" and exact_in_fp16(embedding):
+            embedding = embedding.half()
+        norm = self._tensors.take("model.norm.weight", a.hidden_size)
+        layers: list[LayerWeights] = []
+        prefixes = [f"model.layers.{index}." for index in range(a.layers)]
+        # packing runs in one thread and takes most of the time
+        workers = ThreadPoolExecutor(torch.get_num_threads())
+        with one_thread(), workers:
+            for layer in workers.map(self._layer, prefixes):
+                on_layer(len(layers))
+                layers.append(layer)
+        self._tensors.refuse_rest()
+        return DecoderWeights(self._form, embedding, tuple(layers), norm, head)
+
+    def _layer(self, prefix: str) -> LayerWeights:
+        a = self._shape
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        q_rows, kv_rows = a.heads * a.head_dim, a.kv_heads * a.head_dim
+        qkv = (
+            (attention + "q_proj", q_rows),
+            (attention + "k_proj", kv_rows),
+            (attention + "v_proj", kv_rows),
         )
+        gate_up = (
+            (mlp + "gate_proj", a.intermediate_size),
+            (mlp + "up_proj", a.intermediate_size),
+        )
+        output = ((attention + "o_proj", a.hidden_size),)
+        down = ((mlp + "down_proj", a.hidden_size),)
+        return LayerWeights(
+            input_norm=self._norm(prefix + "input_layernorm", a.hidden_size),
+            qkv=self._product(qkv, a.hidden_size, a.qkv_bias),
+            query_norm=self._head_norm(attention + "q_norm"),
+            key_norm=self._head_norm(attention + "k_norm"),
+            output=self._product(output, q_rows, a.output_bias),
+            mlp_norm=self._norm(prefix + "post_attention_layernorm", a.hidden_size),
+            gate_up=self._product(gate_up, a.hidden_size, a.mlp_bias),
+            down=self._product(down, a.intermediate_size, a.mlp_bias),
+        )
+
+    def _product(
+        self, modules: tuple[tuple[str, int], ...], columns: int, bias: bool = False
+    ) -> Linear:
+        """One product for modules of (name, rows) that share their input."""
+        take = self._tensors.take
+        weight = torch.cat([take(f"{n}.weight", rows, columns) for n, rows in modules])
         if not bias:
-            return _Matrix(weight, None)
-        return _Matrix(
-            weight,
-            torch.cat([reader.take(f"{name}.bias", rows) for name, rows in names]),
+            return self._linear(weight, None)
+        return self._linear(
+            weight, torch.cat([take(f"{name}.bias", rows) for name, rows in modules])
         )
 
-    def head_norm(name: str) -> Tensor | None:
-        if not a.head_norms:
-            return None
-        return reader.take(f"{attention}{name}.weight", a.head_dim)
+    def _linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        if self._form == "fp16-packed" and not exact_in_fp16(weight):
+            raise _Inexact
+        return make_linear(self._form, weight, bias)
 
-    return _LayerMatrices(
-        input_norm=reader.take(prefix + "input_layernorm.weight", a.hidden_size),
-        qkv=matrix(
-            (
-                (attention + "q_proj", q_rows),
-                (attention + "k_proj", kv_rows),
-                (attention + "v_proj", kv_rows),
-            ),
-            a.hidden_size,
-            a.qkv_bias,
-        ),
-        query_norm=head_norm("q_norm"),
-        key_norm=head_norm("k_norm"),
-        output=matrix(((attention + "o_proj", a.hidden_size),), q_rows, a.output_bias),
-        mlp_norm=reader.take(prefix + "post_attention_layernorm.weight", a.hidden_size),
-        gate_up=matrix(
-            (
-                (prefix + "mlp.gate_proj", a.intermediate_size),
-                (prefix + "mlp.up_proj", a.intermediate_size),
-            ),
-            a.hidden_size,
-            a.mlp_bias,
-        ),
-        down=matrix(
-            ((prefix + "mlp.down_proj", a.hidden_size),),
-            a.intermediate_size,
-            a.mlp_bias,
-        ),
-    )
+    def _norm(self, module: str, size: int) -> Tensor:
+        return self._tensors.take(f"{module}.weight", size)
+
+    def _head_norm(self, module: str) -> Tensor | None:
+        return (
+            self._norm(module, self._shape.head_dim) if self._shape.head_norms else None
+        )
