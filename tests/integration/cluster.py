@@ -4,7 +4,7 @@
         cluster.wait_ready()
         cluster.kill("prefill-0")
 
-Names are ``ROLE-NUMBER``. Each process logs into ``folder``; when a test fails, look
+Names are ``ROLE-NUMBER``; a ``worker`` is prefill and decode in one process. Each process logs into ``folder``; when a test fails, look
 there. Everything ends with the context, also after a failure.
 """
 
@@ -26,7 +26,7 @@ from tests.integration.nats_server import NatsServer
 
 READY_LIMIT_S = 120.0
 STOP_LIMIT_S = 20.0
-ROLES = ("store", "conductor", "prefill", "decode", "gateway")
+ROLES = ("store", "conductor", "prefill", "decode", "worker", "gateway")
 
 _SCRIPT = Path(__file__).with_name("cluster_process.py")
 
@@ -64,10 +64,20 @@ class RoleProcess:
     def alive(self) -> bool:
         return self.popen is not None and self.popen.poll() is None
 
+    @property
+    def command(self) -> list[str]:
+        """A worker with both roles is the command line's; others are ``serve``."""
+        if self.role != "worker":
+            return [sys.executable, str(_SCRIPT), self.role, json.dumps(self.settings)]
+        flags = (
+            f"--{key.replace('_', '-')}={value}" for key, value in self.settings.items()
+        )
+        return [sys.executable, "-m", "kvtide.cli", "worker", *flags]
+
     def start(self, environment: Mapping[str, str]) -> None:
         with self.log.open("ab") as log:
             self.popen = subprocess.Popen(  # noqa: S603 - our own arguments
-                [sys.executable, str(_SCRIPT), self.role, json.dumps(self.settings)],
+                self.command,
                 stdout=log,
                 stderr=log,
                 env=dict(environment),
@@ -115,6 +125,7 @@ class Cluster:
         conductors: int = 0,
         prefill: int = 1,
         decode: int = 1,
+        workers: int = 0,
         gateways: int = 0,
         hosts: int = 1,
         settings: Mapping[str, Mapping[str, object]] | None = None,
@@ -125,6 +136,7 @@ class Cluster:
             "conductor": conductors,
             "prefill": prefill,
             "decode": decode,
+            "worker": workers,
             "gateway": gateways,
         }
         self._hosts = hosts

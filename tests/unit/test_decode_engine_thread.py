@@ -74,6 +74,9 @@ async def test_contended_while_another_lane_has_work(engine: EngineThread) -> No
         assert engine.contended("prefill")
         assert not engine.contended("decode")
         gate.open.set()
+    engine.claim("decode", wanted=True)
+    assert engine.contended("prefill")
+    engine.claim("decode", wanted=False)
 
 
 async def test_errors_go_to_the_caller_and_the_thread_goes_on(

@@ -80,6 +80,7 @@ class EngineThread:
         """``load`` is called once, in the thread, after ``start``."""
         self._load = load
         self._lanes: dict[str, deque[_Work[Any]]] = {}
+        self._claims: set[str] = set()
         self._running = ""
         self._wake = threading.Condition()
         self._stopping = False
@@ -148,11 +149,23 @@ class EngineThread:
                     queue.remove(work)
             raise
 
+    def claim(self, lane: str, *, wanted: bool) -> None:
+        """Say that this lane will (or will no longer) bring work again and again.
+
+        Others should keep their pieces short meanwhile; see ``contended``.
+        """
+        with self._wake:
+            if wanted:
+                self._claims.add(lane)
+            else:
+                self._claims.discard(lane)
+
     def contended(self, lane: str) -> bool:
-        """Whether another lane has work that waits or runs. From any thread."""
+        """Whether another lane claims the engine, or has work. From any thread."""
         with self._wake:
             waiting = any(queue for name, queue in self._lanes.items() if name != lane)
-            return waiting or self._running not in ("", lane)
+            claimed = any(name != lane for name in self._claims)
+            return claimed or waiting or self._running not in ("", lane)
 
     async def close(self, *, timeout_s: float = 30.0) -> None:
         """Refuse what waits, let what runs end, end the thread. Idempotent.

@@ -97,6 +97,11 @@ class DecodeMachine:
         return len(self._held) == 0
 
     @property
+    def stepping(self) -> bool:
+        """Whether a step is under way: then another will follow, mostly."""
+        return self._step is not None
+
+    @property
     def pages(self) -> PageLedger:
         """The memory's book."""
         return self._held.pages

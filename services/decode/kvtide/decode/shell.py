@@ -77,7 +77,6 @@ class DecodeService:
         self._model: LoadedModel | None = None
         self._store: NodeRef | None = None
         self._held: dict[RequestRef, Held] = {}
-        self._draining = False
         self._closed = False
 
     # ---- life
@@ -96,7 +95,6 @@ class DecodeService:
 
     async def close(self) -> None:
         """Take no more work, let what runs end within the limit, free everything."""
-        self._draining = True
         self._node.set_state(NodeState.DRAINING)
         self._told(events.Drain())
         await self._until_idle(self._settings.drain_s)
@@ -149,7 +147,7 @@ class DecodeService:
         if store != self._store:
             self._told(events.StoreAttached(attached=store is not None))
             self._store = store
-        if not self._draining:
+        if self._node.state is not NodeState.DRAINING:
             ready = self._model is not None and store is not None
             self._node.set_state(NodeState.READY if ready else NodeState.LOADING)
 
@@ -198,6 +196,7 @@ class DecodeService:
                 reply = command.message
             else:
                 self._do(command)
+        self._engine.claim(LANE, wanted=self._machine.stepping)
         return reply
 
     def _do(self, command: events.Command) -> None:

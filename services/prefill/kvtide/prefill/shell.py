@@ -81,8 +81,8 @@ class PrefillService:
         self._store: NodeRef | None = None
         self._held: dict[RequestRef, _Held] = {}
         self._step: StepCompute | None = None
-        self._draining = False
         self._closed = False
+        self._shared = False
 
     # ---- life
 
@@ -100,7 +100,6 @@ class PrefillService:
 
     async def close(self) -> None:
         """Take no more work, let what runs end within the limit, free everything."""
-        self._draining = True
         self._node.set_state(NodeState.DRAINING)
         self._tell(events.Drain())
         await self._until_idle(self._settings.drain_s)
@@ -149,7 +148,7 @@ class PrefillService:
             if store is not None:
                 self._tell(events.StoreAttached(attached=True))
             self._store = store
-        if not self._draining:
+        if self._node.state is not NodeState.DRAINING:
             ready = self._model is not None and store is not None
             self._node.set_state(NodeState.READY if ready else NodeState.LOADING)
 
@@ -186,6 +185,10 @@ class PrefillService:
 
     def _tell(self, event: events.Event) -> Message | None:
         """Tell the machine, do what it says; its reply if it has one."""
+        shared = self._engine.contended(LANE)
+        if shared != self._shared:
+            self._shared = shared
+            self._tell(events.EngineShared(shared=shared))
         reply: Message | None = None
         if self._closed:
             return reply
@@ -357,8 +360,6 @@ class PrefillService:
             log.warning("step failed", reason=reason, error=type(error).__name__)
         self._step = None
         self._metrics.stepped(seconds)
-        # how long the next chunk may be depends on who else wants the engine now
-        self._tell(events.EngineShared(shared=self._engine.contended(LANE)))
         self._tell(events.StepEnded(step.step, outcome, seconds * 1000, reason))
 
     def _chunk(self, spec: events.ChunkSpec) -> ChunkWork:

@@ -1,0 +1,90 @@
+"""Prefill and decode in one process, on one model and one engine thread; its ends."""
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+
+import pytest
+from tests.e2e.oracle.prompts import text_tokens
+from tests.e2e.oracle.reference import Oracle
+from tests.integration.cluster import Cluster
+from tests.integration.pretended_gateway import PretendedGateway, pretended_gateway
+from tokenizers import Tokenizer
+
+from kvtide.engine.demo import default_cache_dir, ensure_demo_model
+
+pytestmark = pytest.mark.timeout(300)
+
+WORKER = "worker-0"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster]:
+    folder = tmp_path_factory.mktemp("worker")
+    with Cluster(folder, prefill=0, decode=0, workers=1) as cluster:
+        cluster.wait_ready()
+        yield cluster
+
+
+@pytest.fixture
+async def gateway(cluster: Cluster) -> AsyncGenerator[PretendedGateway]:
+    async with pretended_gateway(
+        cluster.nats.url, cluster.state_dir, cluster.shm_dir()
+    ) as gateway:
+        await gateway.member("worker-0")
+        yield gateway
+
+
+async def test_decode_goes_on_beside_a_prefill_in_the_same_process(
+    cluster: Cluster, gateway: PretendedGateway
+) -> None:
+    folder = ensure_demo_model(default_cache_dir())
+    text = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def encode(part: str) -> list[int]:
+        return text.encode(part).ids
+
+    running = await gateway.send(
+        text_tokens(encode, 50, 0), 40, prefill=WORKER, decode=WORKER
+    )
+    await gateway.until(running, lambda: running.ids)
+    long = await gateway.send(
+        text_tokens(encode, 600, 30), 8, prefill=WORKER, decode=WORKER
+    )
+    before = len(running.ids)
+    await gateway.until(long, lambda: long.prefill_done is not None)
+    between = len(running.ids) - before
+    await gateway.finished(running)
+    await gateway.finished(long)
+    assert between >= 2, "tokens came while the other's prompt was computed in chunks"
+    oracle = Oracle(folder)
+    for asked in (running, long):
+        assert oracle.check(asked.prompt, asked.ids).right
+    assert long.prefill_done is not None
+    assert long.prefill_done.computed_tokens == 599
+    del cluster
+
+
+async def test_a_stop_lets_running_requests_end_and_leaves_with_0(
+    cluster: Cluster, gateway: PretendedGateway
+) -> None:
+    asked = await gateway.send(list(range(200, 260)), 24, prefill=WORKER, decode=WORKER)
+    await gateway.until(asked, lambda: asked.ids)
+    cluster["worker-0"].send(signal.SIGTERM)
+    await gateway.finished(asked)
+    assert len(asked.ids) == 24
+    code = await asyncio.to_thread(cluster["worker-0"].wait)
+    assert code == 0, cluster.tail(cluster["worker-0"])
+
+
+def test_a_model_that_cannot_be_served_ends_the_process_with_the_reason(
+    tmp_path: Path,
+) -> None:
+    missing = {"prefill": {"model": str(tmp_path / "none")}}
+    with Cluster(tmp_path / "c", stores=1, decode=0, settings=missing) as cluster:
+        code = cluster["prefill-0"].wait(60)
+        assert code != 0
+        log = cluster.tail(cluster["prefill-0"])
+    assert "ConfigError" in log
+    assert "there is no such folder" in log
