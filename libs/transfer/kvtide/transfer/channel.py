@@ -14,6 +14,7 @@ TICK_S = 0.5
 _TIMEVAL = struct.Struct("@ll")
 _TIMEOUTS = (errno.EAGAIN, errno.EWOULDBLOCK)
 _SILENCE_LIMIT_MS = 10_000
+_MOST_BUFFERS = 1024
 
 Check = Callable[[], None]
 """Called after each tick; raises to give up."""
@@ -57,28 +58,31 @@ class Channel:
             OSError: it broke.
             whatever ``check`` raises.
         """
-        waiting: Sequence[bytes | memoryview] = [each for each in buffers if len(each)]
-        while waiting:
+        waiting = buffers
+        total = sum(map(len, buffers))
+        while total:
             try:
-                sent = self._sock.sendmsg(waiting[:1024])
+                sent = self._sock.sendmsg(waiting[:_MOST_BUFFERS])
             except OSError as error:
                 if error.errno not in _TIMEOUTS:
                     raise
                 check()
                 continue
-            waiting = _rest(waiting, sent)
-            if waiting:
+            total -= sent
+            if total:
+                waiting = _rest(waiting, sent)
                 check()
 
     def receive_into(self, views: Sequence[memoryview], check: Check) -> None:
         """Fill all of all views (at most 1,024); else as ``send``."""
-        waiting: Sequence[memoryview] = [view for view in views if len(view)]
-        while waiting:
+        waiting = views
+        total = sum(map(len, views))
+        while total:
             try:
                 if len(waiting) == 1:
                     got = self._sock.recv_into(waiting[0], 0, socket.MSG_WAITALL)
                 else:
-                    got, *_ = self._sock.recvmsg_into(waiting, 0, socket.MSG_WAITALL)
+                    got = self._sock.recvmsg_into(waiting, 0, socket.MSG_WAITALL)[0]
             except OSError as error:
                 if error.errno not in _TIMEOUTS:
                     raise
@@ -86,8 +90,9 @@ class Channel:
                 continue
             if got == 0:
                 raise ChannelClosedError("the connection was closed")
-            waiting = [memoryview(view) for view in _rest(waiting, got)]
-            if waiting:
+            total -= got
+            if total:
+                waiting = [memoryview(view) for view in _rest(waiting, got)]
                 check()
 
     def receive(self, length: int, check: Check) -> bytes:
@@ -104,6 +109,17 @@ class Channel:
             return self._sock.recv(most, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except OSError:
             return b""
+
+    def part(self, most: int = 64 << 10) -> None:
+        """End our side and let the other end read what we said.
+
+        Closing with bytes unread would take our last words back.
+        """
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+            self.tick(0.25)
+            while most > 0 and (got := len(self._sock.recv(4096))):
+                most -= got
 
     def shutdown(self) -> None:
         """End the stream both ways; wakes the thread that uses it."""

@@ -133,6 +133,8 @@ class Dispatcher:
         """Hand out what can go now; see to it that the rest does later."""
         now_s = self._clock.monotonic()
         with self._lock:
+            if not self._schedule:
+                return
             assigned = self._schedule.assign(now_s)
             wake_s = self._schedule.wake_s(now_s)
             if wake_s == self._wake_s:

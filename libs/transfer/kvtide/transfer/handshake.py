@@ -150,6 +150,7 @@ def receive(
         raise Refused(f"{look_of(start + channel.pending(64))} on the transfer port")
     if version != PROTOCOL:
         channel.send([_START.pack(MAGIC, PROTOCOL)], check)
+        channel.part()
         raise Refused(f"a peer of protocol {version}; we speak {PROTOCOL}")
     fields = channel.receive(_HELLO.size, check)
     use, epoch, wanted_epoch, _, ours_length, wanted_length = _HELLO.unpack(fields)

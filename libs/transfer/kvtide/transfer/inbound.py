@@ -4,12 +4,15 @@ import struct
 import threading
 from collections.abc import Sequence
 
+import xxhash
+
 from kvtide.runtime import Clock
-from kvtide.transfer.buffers import Digests, windows
+from kvtide.transfer.buffers import WINDOW_BYTES, Digests, windows
 from kvtide.transfer.channel import Channel
 from kvtide.transfer.errors import Corrupt, Refused, TimedOut, TransferError
 from kvtide.transfer.handles import Access, Operation
 from kvtide.transfer.handshake import Session
+from kvtide.transfer.hashed import receive_hashed
 from kvtide.transfer.interface import Observer
 from kvtide.transfer.rdma_owner import RdmaOwner
 from kvtide.transfer.rdma_wire import pack_pair, pack_reach, unpack_pair
@@ -176,21 +179,26 @@ class Inbound:
         self._served(ask.purpose, Operation.READ, nbytes)
 
     def _send_pieces(self, request_id: int, views: Sequence[memoryview]) -> int:
-        digests = Digests(views)
-        key = self.session.send_key
-        out: list[bytes | memoryview] = [pack(key, Kind.ANSWER, request_id, b"")]
+        out: list[bytes | memoryview]
+        out = [pack(self.session.send_key, Kind.ANSWER, request_id, b"")]
+        total = sum(map(len, views))
         with self._send_lock:
-            for window in windows(views):
+            if total <= WINDOW_BYTES:
+                out += views
+                digests = list(map(xxhash.xxh3_64_intdigest, views))
+            else:
                 # hashed just before the kernel copies it: once through the cache
-                digests.update(window)
-                out.extend(part for _, part in window)
-                if len(out) > 1:
+                hashing = Digests(views)
+                for window in windows(views):
+                    hashing.update(window)
+                    out.extend(part for _, part in window)
                     self.channel.send(out, self._check)
                     self._progress_s = self._clock.monotonic()
                     out = []
-            out.append(struct.pack(f"<{len(views)}Q", *digests.finish()))
+                digests = hashing.finish()
+            out.append(struct.pack(f"<{len(views)}Q", *digests))
             self.channel.send(out, self._check)
-        return sum(map(len, views))
+        return total
 
     def _write(self, request_id: int, ask: Ask) -> None:
         total = sum(length for _, _, length in ask.pieces)
@@ -215,16 +223,15 @@ class Inbound:
 
     def _receive_pieces(self, views: Sequence[memoryview]) -> int | None:
         """Fill the views; the first that differs from its checksum, if any."""
-        digests = Digests(views)
-        for window in windows(views):
-            self.channel.receive_into([part for _, part in window], self._check)
+
+        def progress() -> None:
             self._progress_s = self._clock.monotonic()
-            digests.update(window)
-        sent = struct.unpack(
-            f"<{len(views)}Q", self.channel.receive(8 * len(views), self._check)
-        )
-        pairs = zip(sent, digests.finish(), strict=True)
-        return next((at for at, (a, b) in enumerate(pairs) if a != b), None)
+
+        found, sent = receive_hashed(self.channel, views, self._check, progress)
+        if found == sent:
+            return None
+        pairs = zip(sent, found, strict=True)
+        return next(at for at, (a, b) in enumerate(pairs) if a != b)
 
     def _drain(self, total: int) -> None:
         scratch = memoryview(bytearray(min(total, _DRAIN_BYTES)))

@@ -1,7 +1,7 @@
 """How a batch is cut into the requests that go out; pure."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 REQUEST_BYTES = 2 << 20
 """A request holds at most this much, unless a single piece is larger."""
@@ -16,8 +16,7 @@ SHARED_BYTES = 2 << 20
 """And of this size where a peer has several hosts: they differ, so smaller is fairer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A range of one slice: ``length`` bytes from ``start`` on."""
 
     slice_index: int
@@ -33,7 +32,10 @@ def cut(lengths: Sequence[int], piece_bytes: int = PIECE_BYTES) -> list[Piece]:
     """
     pieces: list[Piece] = []
     for index, length in enumerate(lengths):
-        count = max(1, -(-length // piece_bytes))
+        if length <= piece_bytes:
+            pieces.append(Piece(index, 0, length))
+            continue
+        count = -(-length // piece_bytes)
         bounds = [length * at // count for at in range(count + 1)]
         pieces.extend(
             Piece(index, bounds[at], bounds[at + 1] - bounds[at]) for at in range(count)

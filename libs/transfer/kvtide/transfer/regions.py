@@ -2,12 +2,14 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvtide.runtime import Clock
 from kvtide.transfer.capability import CapabilityMint
 from kvtide.transfer.errors import AccessDenied, OutOfBounds, TimedOut
 from kvtide.transfer.handles import Access, RegionHandle
+
+_MOST_CHECKED = 4096
 
 
 class Region:
@@ -58,8 +60,7 @@ class Region:
             dispose()
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """A checked right to use a region now; must be released."""
 
     region: Region
@@ -77,6 +78,8 @@ class RegionTable:
         self._regions: dict[int, Region] = {}
         self._users: dict[int, int] = {}
         self._last = 0
+        # capabilities whose MAC was right, with their expiry
+        self._checked: dict[tuple[int, bytes, Access], float | None] = {}
 
     def add(
         self,
@@ -129,9 +132,14 @@ class RegionTable:
         Raises:
             AccessDenied: no such region, or not with this capability.
         """
-        expires_s = self._mint.check(
-            number, capability, access, self._clock.monotonic()
-        )
+        key = (number, capability, access)
+        now_s = self._clock.monotonic()
+        expires_s = self._checked.get(key, 0.0)
+        if expires_s is not None and expires_s <= now_s:
+            expires_s = self._mint.check(number, capability, access, now_s)
+            if len(self._checked) >= _MOST_CHECKED:
+                self._checked.clear()
+            self._checked[key] = expires_s
         with self._changed:
             region = self._regions.get(number)
             if region is None:

@@ -12,6 +12,7 @@ gets less. Rails of a lower tier are used only while all of the tiers above are 
 """
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -26,6 +27,7 @@ _SAMPLE_WEIGHT = 0.3
 _SMALLEST_SAMPLE_BYTES = 64 << 10
 # an unused rail's bandwidth is believed twice as high after each of these
 _FORGET_S = 5.0
+_NO_TIER = 1 << 30
 
 
 class Job(Protocol):
@@ -158,10 +160,6 @@ class Schedule(Generic[JobT]):
         """Requests that wait."""
         return len(self._waiting)
 
-    def _depth(self, index: int, depth: int) -> int:
-        """One at a time until it has shown how fast it is."""
-        return depth if self.rails[index].measured else 1
-
     def _left(self, index: int, nbytes: int) -> Rail:
         rail = self.rails[index]
         rail.in_flight -= 1
@@ -170,30 +168,35 @@ class Schedule(Generic[JobT]):
 
     def _choose(self, nbytes: int, depth: int, now_s: float) -> int | None:
         """The rail for the next request; None when it is better to wait."""
-        usable = [
-            index
-            for index, rail in enumerate(self.rails)
-            if rail.paused_until_s <= now_s
-        ]
-        if not usable:
-            return None
-        tier = min(self.rails[index].tier for index in usable)
-        usable = [index for index in usable if self.rails[index].tier == tier]
-        best_bytes_s = max(self.rails[index].bandwidth_bytes_s for index in usable)
-
-        def finish_s(index: int, more_bytes: int) -> float:
-            rail = self.rails[index]
-            rate = rail.believed_bytes_s(now_s, best_bytes_s)
-            return (rail.in_flight_bytes + more_bytes) / rate * rail.penalty
-
-        order = sorted(usable, key=lambda index: (finish_s(index, nbytes), index))
-        best = order[0]
-        for index in order:
-            if self.rails[index].in_flight >= self._depth(index, depth):
+        tier, best_bytes_s = self._best_tier(now_s)
+        best = roomy = None
+        best_s = roomy_s = math.inf
+        for index, rail in enumerate(self.rails):
+            if rail.tier != tier or rail.paused_until_s > now_s:
                 continue
-            # a slower rail helps only if it is done before the best would be with all
-            all_done_s = finish_s(best, self._waiting_bytes)
-            if index == best or finish_s(index, nbytes) <= all_done_s:
-                return index
-            break
-        return None
+            rate = rail.believed_bytes_s(now_s, best_bytes_s)
+            finish_s = (rail.in_flight_bytes + nbytes) / rate * rail.penalty
+            if finish_s < best_s:
+                best, best_s = index, finish_s
+            # one at a time until it has shown how fast it is
+            room = depth if rail.measured else 1
+            if rail.in_flight < room and finish_s < roomy_s:
+                roomy, roomy_s = index, finish_s
+        if roomy is None or best is None or roomy == best:
+            return roomy
+        # a slower rail helps only if it is done before the best would be with all
+        rail = self.rails[best]
+        rate = rail.believed_bytes_s(now_s, best_bytes_s)
+        all_bytes = rail.in_flight_bytes + self._waiting_bytes
+        return roomy if roomy_s <= all_bytes / rate * rail.penalty else None
+
+    def _best_tier(self, now_s: float) -> tuple[int, float]:
+        """The best tier that has a usable rail, and the most that one of it moves."""
+        tier, most_bytes_s = _NO_TIER, 0.0
+        for rail in self.rails:
+            if rail.paused_until_s > now_s or rail.tier > tier:
+                continue
+            if rail.tier < tier:
+                tier, most_bytes_s = rail.tier, 0.0
+            most_bytes_s = max(most_bytes_s, rail.bandwidth_bytes_s)
+        return tier, most_bytes_s

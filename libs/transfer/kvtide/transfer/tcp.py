@@ -22,6 +22,7 @@ from kvtide.transfer.errors import (
     Unreachable,
 )
 from kvtide.transfer.handshake import Session, Use
+from kvtide.transfer.hashed import receive_hashed
 from kvtide.transfer.rail import Carrier, RailDownError, Report
 from kvtide.transfer.requests import Inbox, Request
 from kvtide.transfer.transfer import Transfer
@@ -188,11 +189,12 @@ class TcpCarrier(Carrier):
         digests = Digests(request.views)
         out: list[bytes | memoryview] = [frame]
         for window in windows(request.views):
+            if len(out) > 1:
+                channel.send(out, check)
+                self._progress()
+                out = []
             digests.update(window)
             out.extend(part for _, part in window)
-            channel.send(out, check)
-            self._progress_s = self._clock.monotonic()
-            out = []
         values = digests.finish()
         out.append(struct.pack(f"<{len(values)}Q", *values))
         channel.send(out, check)
@@ -241,16 +243,8 @@ class TcpCarrier(Carrier):
     def _receive_pieces(
         self, channel: Channel, request: Request, check: Callable[[], None]
     ) -> TransferError | None:
-        digests = Digests(request.views)
-        for window in windows(request.views):
-            channel.receive_into([part for _, part in window], check)
-            self._progress_s = self._clock.monotonic()
-            digests.update(window)
-        count = len(request.views)
-        sent = struct.unpack(f"<{count}Q", channel.receive(8 * count, check))
-        for piece, ours, theirs in zip(
-            request.pieces, digests.finish(), sent, strict=True
-        ):
+        found, sent = receive_hashed(channel, request.views, check, self._progress)
+        for piece, ours, theirs in zip(request.pieces, found, sent, strict=True):
             if ours != theirs:
                 return Corrupt(
                     "the bytes that arrived are not those that were sent",
@@ -260,6 +254,9 @@ class TcpCarrier(Carrier):
                 )
             request.transfer.moved(piece, ours)
         return None
+
+    def _progress(self) -> None:
+        self._progress_s = self._clock.monotonic()
 
     def _fault(self, request: Request, error: TransferError) -> TransferError:
         """The peer's error, in terms of the batch instead of the request."""

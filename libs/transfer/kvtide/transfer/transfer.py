@@ -42,7 +42,10 @@ class Transfer:
         self.deadline_s = self.started_s + timeout_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._ended = threading.Event()
+        self._is_over = False
+        # held until the end: a waiter takes it and gives it back
+        self._over = threading.Lock()
+        self._over.acquire()
         self._xxh3 = [0] * slice_count
         self._split: dict[int, SliceDigest] = {}
         self._unsettled = 0
@@ -57,7 +60,7 @@ class Transfer:
 
     def done(self) -> bool:
         """Whether the transfer has ended and the memory is the caller's again."""
-        return self._ended.is_set()
+        return self._is_over
 
     def cancel(self) -> None:
         """Ask for an early end; the transfer ends when its running parts have."""
@@ -70,7 +73,7 @@ class Transfer:
             TransferError: why it failed.
             RuntimeError: it has not ended.
         """
-        if not self._ended.is_set():
+        if not self._is_over:
             message = "the transfer has not ended"
             raise RuntimeError(message)
         if self._failure is not None:
@@ -89,15 +92,23 @@ class Transfer:
         """
         left_s = self.remaining_s()
         if timeout_s is not None and timeout_s < left_s:
-            if not self._ended.wait(timeout_s):
+            if not self._wait_over(timeout_s):
                 raise TimedOut(f"the transfer did not end within {timeout_s} s")
             return self.result()
-        if self._help is not None and not self._ended.is_set():
+        if self._help is not None and not self._is_over:
             self._help(self)
-        if not self._ended.wait(max(0.0, self.remaining_s())):
+        if not self._wait_over(max(0.0, self.remaining_s())):
             self.expire()
-            self._ended.wait()
+            self._wait_over(-1)
         return self.result()
+
+    def _wait_over(self, timeout_s: float) -> bool:
+        if self._is_over:
+            return True
+        if not self._over.acquire(timeout=timeout_s):
+            return False
+        self._over.release()
+        return True
 
     def __await__(self) -> Generator[None, None, TransferResult]:
         """Wait for the end; if the waiting task is cancelled, cancel first.
@@ -107,7 +118,7 @@ class Transfer:
         return self._wait().__await__()
 
     async def _wait(self) -> TransferResult:
-        if self._ended.is_set():
+        if self._is_over:
             return self.result()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
@@ -177,7 +188,7 @@ class Transfer:
     def when_ended(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called once, from any thread, at the end."""
         with self._lock:
-            if not self._ended.is_set():
+            if not self._is_over:
                 self._callbacks.append(callback)
                 return
         callback()
@@ -206,7 +217,7 @@ class Transfer:
     def fail(self, error: TransferError) -> None:
         """The transfer will end in ``error``, unless another came first."""
         with self._lock:
-            if self._failure is not None or self._ended.is_set():
+            if self._failure is not None or self._is_over:
                 return
             self._failure = error
             abort = self._abort
@@ -231,7 +242,8 @@ class Transfer:
             self._xxh3[slice_index] = whole.value()
         self._split = {}
         with self._lock:
-            self._ended.set()
+            self._is_over = True
+            self._over.release()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()

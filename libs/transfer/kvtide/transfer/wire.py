@@ -12,8 +12,9 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
+from itertools import starmap
+from typing import NamedTuple
 
 from kvtide.transfer.capability import CAPABILITY_BYTES
 from kvtide.transfer.errors import (
@@ -69,6 +70,8 @@ class Status(IntEnum):
     UNREACHABLE = 7
 
 
+_KINDS = {int(kind): kind for kind in Kind}
+_KNOWN_STATUSES = {int(status): status for status in Status}
 _ERRORS: dict[Status, type[TransferError]] = {
     Status.REFUSED: Refused,
     Status.ACCESS_DENIED: AccessDenied,
@@ -85,8 +88,7 @@ class FrameError(Refused):
     """What came is not a frame of ours, or was changed on the way."""
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """The checked head of a frame."""
 
     kind: Kind
@@ -117,17 +119,11 @@ def unpack_head(data: bytes | bytearray | memoryview) -> Head:
         raise FrameError("not a frame of this protocol")
     if length > MOST_BODY_BYTES:
         raise FrameError(f"a frame's body of {length} bytes is too long")
-    try:
-        return Head(
-            Kind(kind),
-            Status(status),
-            length,
-            request_id,
-            bytes(data[_HEAD.size : HEAD_BYTES]),
-            packed,
-        )
-    except ValueError as error:
-        raise FrameError(f"unknown frame: {error}") from error
+    known_kind, known_status = _KINDS.get(kind), _KNOWN_STATUSES.get(status)
+    if known_kind is None or known_status is None:
+        raise FrameError(f"unknown frame {kind}, {status}")
+    mac = bytes(data[_HEAD.size : HEAD_BYTES])
+    return Head(known_kind, known_status, length, request_id, mac, packed)
 
 
 def verify(key: bytes, head: Head, body: bytes) -> None:
@@ -140,8 +136,7 @@ def _mac(key: bytes, head: bytes, body: bytes) -> bytes:
     return hashlib.blake2b(head + body, key=key, digest_size=_MAC_BYTES).digest()
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """The body of READ, WRITE and MAP: ranges of regions, and the right to each.
 
     ``pieces`` are (index in ``grants``, offset, length); MAP has none.
@@ -155,10 +150,14 @@ class Ask:
 def pack_ask(ask: Ask) -> bytes:
     """The body for ``unpack_ask``."""
     purpose = ask.purpose.encode()[:MOST_PURPOSE_BYTES]
-    parts = [_COUNTS.pack(len(ask.grants), len(ask.pieces), len(purpose)), purpose]
-    parts.extend(_GRANT.pack(*grant) for grant in ask.grants)
-    parts.extend(_PIECE.pack(*piece) for piece in ask.pieces)
-    return b"".join(parts)
+    return b"".join(
+        [
+            _COUNTS.pack(len(ask.grants), len(ask.pieces), len(purpose)),
+            purpose,
+            *starmap(_GRANT.pack, ask.grants),
+            *starmap(_PIECE.pack, ask.pieces),
+        ]
+    )
 
 
 def unpack_ask(body: bytes) -> Ask:
