@@ -17,7 +17,7 @@ from kvtide.bus.messages import (
 )
 from kvtide.bus.messages.pool import CommitBlock
 from kvtide.kv import BlockKey, NodeId, NodeRef, RequestId, RequestRef
-from kvtide.store.events import ConnectionGone, OwnerGone, OwnerUp, Received
+from kvtide.store.events import ConnectionGone, Deaf, OwnerGone, OwnerUp, Received
 from kvtide.store.machine import StoreRules
 
 KEYS = [BlockKey(bytes([number]) * 16) for number in range(1, 30)]
@@ -279,6 +279,16 @@ def test_a_silent_writers_slots_are_quarantined_and_its_pins_end(
     assert isinstance(answer, Failure)
     assert answer.code == "expired"
     assert store.commit_all(lease_of(), granted) == (BlockState.STALE,) * 2
+
+
+def test_a_store_that_was_cut_off_blames_nobody(store: StoreDriver) -> None:
+    store.grant(lease_of(), [None])
+    for _ in range(10):
+        store.wait(RULES.silence_s / 2)
+        store.handle(Deaf())
+    assert states(store) == (3, 0, 1, 0)
+    store.wait(RULES.silence_s * 2)
+    assert states(store) == (3, 0, 0, 1)
 
 
 @pytest.mark.parametrize("end", ["release", "lists", "gone", "restarted", "unplugged"])

@@ -37,6 +37,7 @@ from kvtide.kv import (
 )
 from kvtide.store.events import (
     ConnectionGone,
+    Deaf,
     OwnerGone,
     Received,
     Reply,
@@ -247,6 +248,12 @@ class StoreModel(StoreDriver, RuleBasedStateMachine):
         if owner in self.heard:
             self.unplugged.add(owner)
         self.believe_over(owner)
+
+    @rule()
+    def cut_off(self) -> None:
+        self.handle(Deaf())
+        for owner in self.heard:
+            self.heard[owner] = self.now_s
 
     def believe_over(self, owner: NodeRef) -> None:
         for lease in [lease for lease in self.suspect if lease.owner == owner]:

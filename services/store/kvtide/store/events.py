@@ -88,7 +88,12 @@ class Tick:
     """Time has passed; needed no later than ``StoreMachine.wake_at_s``."""
 
 
-Event = Received | Verified | OwnerUp | OwnerGone | ConnectionGone | Tick
+@dataclass(frozen=True, slots=True)
+class Deaf:
+    """The store could hear nobody until now: silence says nothing of the others."""
+
+
+Event = Received | Verified | OwnerUp | OwnerGone | ConnectionGone | Deaf | Tick
 
 
 # ---- commands

@@ -96,6 +96,11 @@ class LeaseBook:
         owner.heard_s = now_s
         return owner
 
+    def grace(self, now_s: float) -> None:
+        """Start every owner's silence anew."""
+        for owner in self._owners.values():
+            owner.heard_s = now_s
+
     def take_list(self, listed: Owned) -> list[Held]:
         """Take out what the owner's full list omits for the second time running."""
         owner = self._owners.get(listed.owner)

@@ -29,6 +29,7 @@ from kvtide.kv import NodeRef
 from kvtide.store.events import (
     Command,
     ConnectionGone,
+    Deaf,
     Event,
     OwnerGone,
     OwnerUp,
@@ -145,6 +146,8 @@ class StoreMachine:
                 self._end_life(owner)
             case ConnectionGone(owner):
                 self._unplugged(owner)
+            case Deaf():
+                self.leases.grace(now_s)
             case Tick():
                 return self._tick(now_s)
             case _:

@@ -31,6 +31,7 @@ from kvtide.runtime import TaskScope
 from kvtide.store.arena import Arena, arena_bytes
 from kvtide.store.events import (
     ConnectionGone,
+    Deaf,
     Event,
     Gossip,
     OwnerGone,
@@ -229,6 +230,8 @@ class StoreService:
 
     def _tick(self) -> None:
         self._timer = None
+        if not self._node.bus.connected:
+            self._run(Deaf())
         self._run(Tick())
 
     def _begin_life(self, ref: NodeRef, machine: StoreMachine) -> None:

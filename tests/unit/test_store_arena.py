@@ -1,0 +1,68 @@
+"""How large an arena is, who may have it, and what a store shows of itself."""
+
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from kvtide.bus.messages import StoreLoad
+from kvtide.runtime import ConfigError
+from kvtide.store.arena import DEFAULT_LIMIT_BYTES, arena_bytes, free_bytes
+from kvtide.store.metrics import StoreMetrics
+from kvtide.store.tally import Tally
+
+
+def test_the_size_is_what_was_set_in_whole_pages(tmp_path: Path) -> None:
+    assert arena_bytes(10_000, tmp_path) == 8192
+
+
+def test_the_default_is_a_quarter_of_what_is_free_within_a_limit(
+    tmp_path: Path,
+) -> None:
+    quarter = free_bytes(tmp_path) // 4
+    size = arena_bytes(0, tmp_path)
+    assert 0 < size <= DEFAULT_LIMIT_BYTES
+    assert size == DEFAULT_LIMIT_BYTES or size <= quarter * 2
+
+
+@pytest.mark.parametrize(
+    ("wanted", "folder", "key"),
+    [
+        (1 << 60, "", "dram_bytes"),
+        (100, "", "dram_bytes"),
+        (0, "missing", "shm_dir"),
+        (0, None, "shm_dir"),
+    ],
+)
+def test_what_can_not_be_had_names_its_setting(
+    tmp_path: Path, wanted: int, folder: str | None, key: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        arena_bytes(wanted, None if folder is None else tmp_path / folder)
+    assert caught.value.key == key
+
+
+def test_metrics_show_the_account_and_the_tally() -> None:
+    registry = CollectorRegistry()
+    metrics = StoreMetrics(registry)
+    assert registry.get_sample_value("kvtide_store_blocks") is None
+    tally = Tally(evicted=3)
+    load = StoreLoad(
+        total_slots=10,
+        free_slots=1,
+        used_slots=2,
+        reserved_slots=3,
+        quarantined_slots=4,
+        seq=9,
+    )
+    metrics.update(load, 2, tally)
+    states = ("free", "used", "reserved", "quarantined")
+    assert [
+        registry.get_sample_value("kvtide_store_slots", {"state": state})
+        for state in states
+    ] == [1, 2, 3, 4]
+    assert registry.get_sample_value("kvtide_store_gossip_seq") == 9
+    tally.evicted += 1
+    assert registry.get_sample_value("kvtide_store_evicted_total") == 4
+    for name in Tally.names():
+        assert registry.get_sample_value(f"kvtide_store_{name}_total") is not None
