@@ -125,7 +125,7 @@ class PretendedStore:
         )
 
 
-async def until(condition: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
     """Wait for a condition of this process."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - nobody could set an event

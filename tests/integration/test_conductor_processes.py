@@ -1,6 +1,7 @@
 """Two real conductors on a real NATS server: one is killed, the other knows the same."""
 
 import asyncio
+import contextlib
 import signal
 import sys
 from collections.abc import AsyncGenerator, Callable
@@ -16,6 +17,7 @@ from tests.integration.conductor_stand_ins import (
     workers_on,
 )
 from tests.integration.nats_server import NatsServer, nats_server
+from tests.integration.postgres import postgres_server
 from tests.unit.conductor_cluster import admit, ended, key, keys
 
 from kvtide.bus import Hop, Node
@@ -23,12 +25,13 @@ from kvtide.bus.messages import (
     Admit,
     Explained,
     ExplainQuery,
+    NodeState,
     Placed,
     Rejected,
     StatusQuery,
     StatusReply,
 )
-from kvtide.catalog import Catalog, DecisionRow, RequestRow
+from kvtide.catalog import Catalog, CatalogError, DecisionRow, RequestRow
 from kvtide.kv import NodeId, RequestId, Role
 
 PROGRAM = Path(__file__).with_name("conductor_process.py")
@@ -42,10 +45,7 @@ class Conductors:
     folder: Path
     us: Node
     processes: dict[str, asyncio.subprocess.Process]
-
-    @property
-    def catalog(self) -> str:
-        return f"sqlite:///{self.folder}/catalog.sqlite3"
+    catalog: str
 
     async def start(self, name: str) -> None:
         arguments = (name, self.server.url, str(self.folder / name), self.catalog)
@@ -56,7 +56,7 @@ class Conductors:
     async def end(self, name: str, how: signal.Signals) -> int:
         process = self.processes.pop(name)
         process.send_signal(how)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await process.wait()
 
     async def ask(self, name: str, question: Admit) -> Placed | Rejected:
@@ -79,7 +79,7 @@ class Conductors:
     async def until(
         self, name: str, condition: Callable[[StatusReply], bool]
     ) -> StatusReply:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition(status := await self.status(name)):  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.05)
         return status
@@ -92,12 +92,24 @@ class Conductors:
         return member is not None and member.ready
 
 
+def settled(status: StatusReply, nodes: int) -> bool:
+    """So many nodes are known, and the workers among them as ready."""
+    workers = [
+        view.beat
+        for view in status.nodes
+        if {Role.PREFILL, Role.DECODE} & set(view.beat.roles)
+    ]
+    ready = all(worker.state is NodeState.READY for worker in workers)
+    return len(status.nodes) == nodes and ready
+
+
 @asynccontextmanager
 async def conductors(
-    server: NatsServer, folder: Path, *names: str
+    server: NatsServer, folder: Path, *names: str, catalog: str = ""
 ) -> AsyncGenerator[Conductors]:
     async with node_on(server.url, "g1", Role.GATEWAY) as us:
-        found = Conductors(server, folder, us, {})
+        url = catalog or f"sqlite:///{folder}/catalog.sqlite3"
+        found = Conductors(server, folder, us, {}, url)
         try:
             for name in names:
                 await found.start(name)
@@ -108,7 +120,7 @@ async def conductors(
                 await found.end(name, signal.SIGKILL)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_a_killed_conductor_leaves_one_that_knows_the_same(
     tmp_path: Path,
 ) -> None:
@@ -125,8 +137,9 @@ async def test_a_killed_conductor_leaves_one_that_knows_the_same(
             await store.drop([key(9)])
             for name in ("c1", "c2"):
                 status = await cluster.until(
-                    name, lambda s: s.exact and s.indexed_copies == 3009
+                    name, lambda s: s.indexed_copies == 3009 and settled(s, 8)
                 )
+                status = await cluster.until(name, lambda s: s.exact)
                 views = {view.beat.node.node: view.blocks for view in status.nodes}
                 assert views[NodeId("s1")] == 3009
                 assert {"p1", "p2", "d1", "d2", "c1", "c2", "g1"} <= set(views)
@@ -144,12 +157,15 @@ async def test_a_killed_conductor_leaves_one_that_knows_the_same(
 
             await cluster.start("c1")
             await until(lambda: cluster.is_live("c1") and cluster.epoch("c1") > epoch)
-            await cluster.until("c1", lambda s: s.exact and s.indexed_copies == 3009)
+            await cluster.until(
+                "c1",
+                lambda s: s.exact and s.indexed_copies == 3009 and settled(s, 8),
+            )
             again = await cluster.placed("c1", admit("r2"))
             assert again.reuse == first.reuse
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_decisions_and_ends_are_in_the_catalog_and_a_stop_is_clean(
     tmp_path: Path,
 ) -> None:
@@ -159,7 +175,7 @@ async def test_decisions_and_ends_are_in_the_catalog_and_a_stop_is_clean(
             conductors(server, tmp_path, "c1", "c2") as cluster,
         ):
             for name in ("c1", "c2"):
-                await cluster.until(name, lambda s: len(s.nodes) == 7)
+                await cluster.until(name, lambda s: settled(s, 7))
             placed = await cluster.placed("c1", admit("r1"))
             explain = ExplainQuery(request=RequestId("r1"))
             us = cluster.us
@@ -196,7 +212,7 @@ def assert_true(decision: DecisionRow, placed: Placed) -> None:
     assert decision.outcome.ttft_ms == 12.0
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 async def test_a_conductor_serves_while_its_catalog_cannot_be_reached(
     tmp_path: Path,
 ) -> None:
@@ -209,6 +225,41 @@ async def test_a_conductor_serves_while_its_catalog_cannot_be_reached(
             (tmp_path / "catalog.sqlite3").mkdir()
             await cluster.start("c1")
             await until(lambda: cluster.is_live("c1"))
-            await cluster.until("c1", lambda s: len(s.nodes) == 6)
+            await cluster.until("c1", lambda s: settled(s, 6))
             assert await cluster.placed("c1", admit("r1"))
             assert await cluster.end("c1", signal.SIGTERM) == 0
+
+
+@pytest.mark.timeout(240)
+async def test_placements_go_on_while_postgres_is_down_and_are_recorded_after(
+    tmp_path: Path,
+) -> None:
+    with nats_server() as server, postgres_server() as postgres:
+        if postgres.process is None:
+            pytest.skip("the given server is not ours to kill")
+        url = await postgres.create_database()
+        async with (
+            workers_on(server.url),
+            conductors(server, tmp_path, "c1", "c2", catalog=url) as cluster,
+            Catalog.open(url) as catalog,
+        ):
+            for name in ("c1", "c2"):
+                await cluster.until(name, lambda s: settled(s, 7))
+            await cluster.placed("c1", admit("r1"))
+            await recorded(catalog, "r1")
+            postgres.kill()
+            for number in range(2, 6):
+                await cluster.placed("c1", admit(f"r{number}"))
+            postgres.restart()
+            for number in range(1, 6):
+                await recorded(catalog, f"r{number}")
+
+
+async def recorded(catalog: Catalog, request: str) -> None:
+    """Wait until the decision on a request is in the catalog."""
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(CatalogError):
+                if await catalog.decisions(RequestId(request)):
+                    return
+            await asyncio.sleep(0.1)

@@ -123,6 +123,30 @@ def test_decode_computes_a_rest_of_at_most_one_block_itself(
     assert chosen.rest_tokens == tokens - 1 - hits * BLOCK
 
 
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (replace(ASK, prompt_tokens=1), "d1 needs no prefill, 0 of 1 prompt tokens"),
+        (replace(ASK, prompt_tokens=9), "d1 computes the last 8 tokens itself"),
+        (ASK, "p1 computes 999 tokens for d1, 0 of 1000 prompt tokens from the pool"),
+        (ASK, "p2 would take 100 ms longer, mostly its queue"),
+        (
+            replace(ASK, prefix=prefix_at(*["host-p1"] * 9)),
+            "longer, mostly loading",
+        ),
+        (
+            replace(ASK, prompt_tokens=9),
+            "p1 would take 8 ms longer, mostly the hand-over",
+        ),
+    ],
+)
+def test_the_reason_is_a_sentence_with_the_numbers(ask: Ask, says: str) -> None:
+    cluster = Cluster((prefill("p1"), prefill("p2", waiting_tokens=100)), ONE_DECODE)
+    if "loading" in says:
+        cluster = Cluster(TWO, ONE_DECODE)
+    assert says in placed(LeastTtft(), ask, cluster).reason
+
+
 def test_a_direct_placement_needs_no_prefill_worker() -> None:
     ask = replace(ASK, prompt_tokens=40)
     assert placed(LeastTtft(), ask, Cluster((), ONE_DECODE)).chosen.prefill is None

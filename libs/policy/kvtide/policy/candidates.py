@@ -169,7 +169,9 @@ def _reason(ask: Ask, order: Sequence[Candidate]) -> str:
     best = order[0]
     cost = best.estimate
     cached = f"{cost.hit_tokens} of {ask.prompt_tokens} prompt tokens from the pool"
-    if best.prefill is None:
+    if best.rest_tokens == 0:
+        way = f"{cost.decode} needs no prefill"
+    elif best.prefill is None:
         way = f"{cost.decode} computes the last {best.rest_tokens} tokens itself"
     else:
         way = f"{cost.prefill} computes {best.rest_tokens} tokens for {cost.decode}"
@@ -192,4 +194,6 @@ def _difference(best: Estimate, second: Estimate) -> str:
         "loading": second.transfer_ms - best.transfer_ms,
         "computing": second.prefill_ms - best.prefill_ms,
     }
+    later_ms = second.ttft_ms - best.ttft_ms
+    parts["the hand-over"] = later_ms - sum(parts.values())
     return max(parts, key=lambda name: parts[name])
