@@ -10,7 +10,7 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$root"
 python=${BIN:-.venv/bin}/python
 
-what="tests/contract/test_transfer_contract.py tests/integration/test_transfer_rdma.py"
+what="tests/contract/test_transfer_contract.py tests/contract/test_transfer_trust.py tests/integration/test_transfer_rdma.py"
 if [ "${1:-}" = --smoke ]; then
     shift
     what="$what -k 'test_read_one or test_write or link_down or bad_key'"

@@ -1,137 +1,44 @@
 """What every transport of the transfer library must do, whatever carries the bytes."""
 
-# ruff: noqa: S108, PT012, ASYNC110 - conditions are polled with a deadline
-
 import array
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import xxhash
 from hypothesis import HealthCheck, given, settings, strategies as st
+from tests.contract.transfer_world import (
+    MIB,
+    TRANSPORTS,
+    Pair,
+    World,
+    make_pair,
+    open_world,
+    pattern,
+)
 
-from kvtide.runtime import SystemClock
 from kvtide.transfer import (
     Access,
-    AccessDenied,
-    Endpoint,
-    MemoryFabric,
     OutOfBounds,
     Priority,
     ReadSlice,
-    Refused,
-    StaleEpoch,
     Transfer,
-    TransferEndpoint,
     TransferError,
-    TransferPeer,
-    Unreachable,
     WriteSlice,
 )
-from kvtide.transfer.verbs import device_names
-
-SECRET = b"the secret of this test's cluster"
-MIB = 1 << 20
-
-
-def rdma_devices() -> list[str]:
-    try:
-        return device_names()
-    except Refused:
-        return []
-
-
-RDMA = pytest.param(
-    "rdma",
-    marks=[
-        pytest.mark.rdma,
-        pytest.mark.timeout(300),
-        pytest.mark.skipif(not rdma_devices(), reason="no RDMA device"),
-    ],
-)
-TRANSPORTS = ("memory", "shm", "tcp", "private", RDMA)
-Make = Callable[..., TransferEndpoint]
-
-
-class World:
-    """Makes endpoints that reach each other by one transport."""
-
-    def __init__(self, transport: str, stack: AsyncExitStack) -> None:
-        self.transport = transport
-        self._stack = stack
-        self._fabric = MemoryFabric(SystemClock())
-
-    @property
-    def path(self) -> str:
-        """What the peers must say."""
-        return "shm" if self.transport == "private" else self.transport
-
-    @property
-    def mappable(self) -> bool:
-        return self.transport in ("memory", "shm")
-
-    async def endpoint(
-        self, node: str, epoch: int = 1, secret: bytes = SECRET
-    ) -> TransferEndpoint:
-        return await self._stack.enter_async_context(
-            self.make(node=node, epoch=epoch, secret=secret)
-        )
-
-    def make(self, *, node: str, epoch: int, secret: bytes) -> TransferEndpoint:
-        if self.transport == "memory":
-            return self._fabric.endpoint(node=node, epoch=epoch, secret=secret)
-        shm_dir = None if self.transport in ("tcp", "rdma") else Path("/dev/shm")
-        return Endpoint(
-            node=node,
-            epoch=epoch,
-            secret=secret,
-            clock=SystemClock(),
-            shm_dir=shm_dir,
-            rdma_devices=None if self.transport == "rdma" else (),
-        )
-
-
-class Pair:
-    """An owner with a region full of known bytes, and a reader."""
-
-    def __init__(
-        self, world: World, owner: TransferEndpoint, reader: TransferEndpoint
-    ) -> None:
-        self.world = world
-        self.owner = owner
-        self.reader = reader
-        if world.transport == "private":
-            # registered memory has no name that others could map
-            self.region = owner.register(bytearray(MIB), name="arena")
-        else:
-            self.region = owner.allocate(MIB, name="arena")
-        self.region.view[:] = pattern(MIB)
-
-    async def peer(self) -> TransferPeer:
-        return await self.reader.connect(self.owner.address)
-
-
-def pattern(size: int, seed: int = 1) -> bytes:
-    block = b"".join(
-        xxhash.xxh3_64_digest(index.to_bytes(4, "little"), seed=seed)
-        for index in range(512)
-    )
-    return (block * (size // len(block) + 1))[:size]
 
 
 @pytest.fixture(params=TRANSPORTS)
 async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    async with AsyncExitStack() as stack:
-        yield World(request.param, stack)
+    async with open_world(request.param) as world:
+        yield world
 
 
 @pytest.fixture
 async def pair(world: World) -> Pair:
-    return Pair(world, await world.endpoint("owner"), await world.endpoint("reader"))
+    return await make_pair(world)
 
 
 async def test_read_one(pair: Pair) -> None:
@@ -255,65 +162,6 @@ async def test_reads_and_writes_at_once(pair: Pair) -> None:
     assert target.view[: 4 * MIB] == source
 
 
-async def test_read_only_memory_gives_no_write_handle(pair: Pair) -> None:
-    region = pair.owner.register(b"constant", name="constant")
-    with pytest.raises(AccessDenied):
-        region.handle(Access.WRITE)
-
-
-async def test_write_needs_a_write_handle(pair: Pair) -> None:
-    peer = await pair.peer()
-    before = bytes(pair.region.view)
-    slices = [
-        WriteSlice(pair.region.handle(Access.WRITE), 100, memoryview(b"xx")),
-        WriteSlice(pair.region.handle(), 0, memoryview(b"xx")),
-    ]
-    with pytest.raises(AccessDenied) as caught:
-        await peer.write(slices[1:], timeout_s=5)
-    assert caught.value.slice_index == 0
-    assert caught.value.node == "owner"
-    with pytest.raises(AccessDenied) as caught:
-        await peer.write(slices, timeout_s=5)
-    assert caught.value.slice_index == 1
-    assert bytes(pair.region.view[:100]) == before[:100]
-
-
-async def test_forged_and_foreign_capabilities(pair: Pair) -> None:
-    peer = await pair.peer()
-    handle = pair.region.handle()
-    other = pair.owner.allocate(4096, name="other")
-    into = memoryview(bytearray(16))
-    flipped = bytes([*handle.capability[:-1], handle.capability[-1] ^ 1])
-    raised = bytes([Access.WRITE, *handle.capability[1:]])
-    for wrong in (
-        replace(handle, capability=flipped),
-        replace(handle, capability=bytes(25)),
-        replace(handle, capability=b""),
-        replace(handle, region=other.number, length=4096),
-        replace(handle, region=12345),
-        replace(handle, capability=raised),
-    ):
-        with pytest.raises(AccessDenied):
-            await peer.read([ReadSlice(wrong, 0, into)], timeout_s=5)
-    with pytest.raises(AccessDenied):
-        await peer.write(
-            [WriteSlice(replace(handle, capability=raised), 0, into)], timeout_s=5
-        )
-    assert bytes(into) == bytes(16)
-
-
-async def test_expired_capability(pair: Pair) -> None:
-    peer = await pair.peer()
-    handle = pair.region.handle(ttl_s=0.02)
-    into = memoryview(bytearray(16))
-    async with asyncio.timeout(10):
-        with pytest.raises(AccessDenied, match="expired"):
-            while True:
-                await peer.read([ReadSlice(handle, 0, into)], timeout_s=5)
-                await asyncio.sleep(0.005)
-    await peer.read([ReadSlice(pair.region.handle(ttl_s=60), 0, into)], timeout_s=5)
-
-
 async def test_bounds(pair: Pair) -> None:
     peer = await pair.peer()
     handle = pair.region.handle()
@@ -351,136 +199,6 @@ async def test_unusable_targets(pair: Pair) -> None:
         with pytest.raises(OutOfBounds) as caught:
             peer.read([ReadSlice(handle, 0, bad)], timeout_s=5)
         assert caught.value.slice_index == 0
-
-
-async def test_handle_of_another_node_or_epoch(pair: Pair) -> None:
-    peer = await pair.peer()
-    into = memoryview(bytearray(8))
-    handle = pair.region.handle()
-    with pytest.raises(StaleEpoch):
-        peer.read([ReadSlice(replace(handle, epoch=0), 0, into)], timeout_s=5)
-    with pytest.raises(AccessDenied):
-        peer.read([ReadSlice(replace(handle, node="x"), 0, into)], timeout_s=5)
-
-
-async def test_connect_is_cached(pair: Pair) -> None:
-    assert await pair.peer() is await pair.peer()
-
-
-async def test_connect_to_another_epoch(world: World) -> None:
-    owner = await world.endpoint("owner", epoch=7)
-    reader = await world.endpoint("reader")
-    with pytest.raises(StaleEpoch):
-        await reader.connect(replace(owner.address, epoch=6))
-    with pytest.raises(StaleEpoch):
-        await reader.connect(replace(owner.address, epoch=8))
-
-
-async def test_stale_client_is_refused(world: World) -> None:
-    owner = await world.endpoint("owner")
-    newer = await world.endpoint("reader", epoch=2)
-    await newer.connect(owner.address)
-    older = await world.endpoint("reader", epoch=1)
-    with pytest.raises(StaleEpoch):
-        await older.connect(owner.address)
-
-
-async def test_newer_client_fences_the_older(world: World) -> None:
-    owner = await world.endpoint("owner")
-    gone: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
-    owner.on_peer_gone(lambda node, epoch: gone.put_nowait((node, epoch)))
-    older = await world.endpoint("reader", epoch=1)
-    await older.connect(owner.address)
-    newer = await world.endpoint("reader", epoch=2)
-    await newer.connect(owner.address)
-    async with asyncio.timeout(10):
-        assert await gone.get() == ("reader", 1)
-
-
-async def test_connect_to_another_node_or_protocol(world: World) -> None:
-    owner = await world.endpoint("owner")
-    reader = await world.endpoint("reader")
-    with pytest.raises(Refused):
-        await reader.connect(replace(owner.address, node="other"))
-    with pytest.raises(Refused, match="protocol"):
-        await reader.connect(replace(owner.address, protocol=999))
-
-
-async def test_another_secret(world: World) -> None:
-    owner = await world.endpoint("owner")
-    reader = await world.endpoint("reader", secret=b"not the secret of the cluster")
-    with pytest.raises(Refused):
-        await reader.connect(owner.address)
-
-
-async def test_owner_closes(pair: Pair) -> None:
-    peer = await pair.peer()
-    handle = pair.region.handle()
-    address = pair.owner.address
-    into = memoryview(bytearray(8))
-    await peer.read([ReadSlice(handle, 0, into)], timeout_s=5)
-    await pair.owner.close()
-    async with asyncio.timeout(10):
-        while not peer.gone:
-            await asyncio.sleep(0.005)
-    with pytest.raises(Unreachable):
-        await peer.read([ReadSlice(handle, 0, into)], timeout_s=5)
-    with pytest.raises(Unreachable):
-        await pair.reader.connect(address)
-
-
-async def test_owner_hears_that_a_reader_is_gone(pair: Pair) -> None:
-    gone: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
-    pair.owner.on_peer_gone(lambda node, epoch: gone.put_nowait((node, epoch)))
-    peer = await pair.peer()
-    into = memoryview(bytearray(8))
-    await peer.read([ReadSlice(pair.region.handle(), 0, into)], timeout_s=5)
-    assert gone.empty()
-    await pair.reader.close()
-    async with asyncio.timeout(10):
-        assert await gone.get() == ("reader", 1)
-
-
-async def test_own_close_ends_use(pair: Pair) -> None:
-    peer = await pair.peer()
-    await pair.reader.close()
-    into = memoryview(bytearray(8))
-    with pytest.raises(Unreachable):
-        await peer.read([ReadSlice(pair.region.handle(), 0, into)], timeout_s=5)
-    with pytest.raises(Unreachable):
-        await pair.reader.connect(pair.owner.address)
-
-
-async def test_deregister(pair: Pair) -> None:
-    peer = await pair.peer()
-    handle = pair.region.handle()
-    into = memoryview(bytearray(8))
-    await peer.read([ReadSlice(handle, 0, into)], timeout_s=5)
-    await pair.owner.deregister(pair.region)
-    # over shared memory the news takes a moment, and old memory is not reused
-    async with asyncio.timeout(10):
-        with pytest.raises(AccessDenied, match="gone"):
-            while True:
-                await peer.read([ReadSlice(handle, 0, into)], timeout_s=5)
-                await asyncio.sleep(0.001)
-    assert bytes(pair.region.view[:8]) == pattern(8)
-
-
-async def test_map(pair: Pair) -> None:
-    peer = await pair.peer()
-    if not pair.world.mappable:
-        with pytest.raises(Refused):
-            await peer.map_async(pair.region.handle())
-        return
-    view = await peer.map_async(pair.region.handle())
-    assert view.readonly
-    assert bytes(view) == pattern(MIB)
-    writable = await peer.map_async(pair.region.handle(Access.WRITE))
-    writable[3:6] = b"new"
-    assert bytes(pair.region.view[:8]) == pattern(3) + b"new" + pattern(8)[6:]
-    assert bytes(view[3:6]) == b"new"
-    with pytest.raises(AccessDenied):
-        await peer.map_async(replace(pair.region.handle(), capability=bytes(25)))
 
 
 async def test_blocking_use(pair: Pair) -> None:
@@ -583,11 +301,8 @@ def test_any_batch(transport: str, data: st.DataObject) -> None:
     )
 
     async def run() -> None:
-        async with AsyncExitStack() as stack:
-            world = World(transport, stack)
-            pair = Pair(
-                world, await world.endpoint("owner"), await world.endpoint("reader")
-            )
+        async with open_world(transport) as world:
+            pair = await make_pair(world)
             peer = await pair.peer()
             whole = pattern(MIB)
             arena = bytearray(sum(min(n, MIB - o) + g for o, n, g in ranges))

@@ -35,7 +35,8 @@ from kvtide.transfer.interface import (
     TransferEndpoint,
     TransferPeer,
 )
-from kvtide.transfer.memory import Fault, FaultPlan, MemoryEndpoint, MemoryFabric
+from kvtide.transfer.memory import MemoryEndpoint, MemoryFabric
+from kvtide.transfer.memory_peer import Fault, FaultPlan
 from kvtide.transfer.peer import SocketPeer
 from kvtide.transfer.regions import Region
 from kvtide.transfer.shm import shm_host, sweep_shm

@@ -1,0 +1,117 @@
+"""Endpoints that reach each other by one transport, for the contract suite."""
+
+# ruff: noqa: S108
+
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from kvtide.runtime import SystemClock
+from kvtide.transfer import (
+    Endpoint,
+    MemoryFabric,
+    Refused,
+    TransferEndpoint,
+    TransferPeer,
+)
+from kvtide.transfer.verbs import device_names
+
+SECRET = b"the secret of this test's cluster"
+MIB = 1 << 20
+
+
+def rdma_devices() -> list[str]:
+    try:
+        return device_names()
+    except Refused:
+        return []
+
+
+RDMA = pytest.param(
+    "rdma",
+    marks=[
+        pytest.mark.rdma,
+        pytest.mark.timeout(300),
+        pytest.mark.skipif(not rdma_devices(), reason="no RDMA device"),
+    ],
+)
+TRANSPORTS = ("memory", "shm", "tcp", "private", RDMA)
+
+
+class World:
+    """Makes endpoints that reach each other by one transport."""
+
+    def __init__(self, transport: str, stack: AsyncExitStack) -> None:
+        self.transport = transport
+        self._stack = stack
+        self._fabric = MemoryFabric(SystemClock())
+
+    @property
+    def path(self) -> str:
+        """What the peers must say."""
+        return "shm" if self.transport == "private" else self.transport
+
+    @property
+    def mappable(self) -> bool:
+        return self.transport in ("memory", "shm")
+
+    async def endpoint(
+        self, node: str, epoch: int = 1, secret: bytes = SECRET
+    ) -> TransferEndpoint:
+        return await self._stack.enter_async_context(
+            self.make(node=node, epoch=epoch, secret=secret)
+        )
+
+    def make(self, *, node: str, epoch: int, secret: bytes) -> TransferEndpoint:
+        if self.transport == "memory":
+            return self._fabric.endpoint(node=node, epoch=epoch, secret=secret)
+        shm_dir = None if self.transport in ("tcp", "rdma") else Path("/dev/shm")
+        return Endpoint(
+            node=node,
+            epoch=epoch,
+            secret=secret,
+            clock=SystemClock(),
+            shm_dir=shm_dir,
+            rdma_devices=None if self.transport == "rdma" else (),
+        )
+
+
+class Pair:
+    """An owner with a region full of known bytes, and a reader."""
+
+    def __init__(
+        self, world: World, owner: TransferEndpoint, reader: TransferEndpoint
+    ) -> None:
+        self.world = world
+        self.owner = owner
+        self.reader = reader
+        if world.transport == "private":
+            # registered memory has no name that others could map
+            self.region = owner.register(bytearray(MIB), name="arena")
+        else:
+            self.region = owner.allocate(MIB, name="arena")
+        self.region.view[:] = pattern(MIB)
+
+    async def peer(self) -> TransferPeer:
+        return await self.reader.connect(self.owner.address)
+
+
+def pattern(size: int, seed: int = 1) -> bytes:
+    block = b"".join(
+        xxhash.xxh3_64_digest(index.to_bytes(4, "little"), seed=seed)
+        for index in range(512)
+    )
+    return (block * (size // len(block) + 1))[:size]
+
+
+@asynccontextmanager
+async def open_world(transport: str) -> AsyncGenerator[World]:
+    async with AsyncExitStack() as stack:
+        yield World(transport, stack)
+
+
+async def make_pair(world: World) -> Pair:
+    return Pair(world, await world.endpoint("owner"), await world.endpoint("reader"))
