@@ -43,6 +43,7 @@ from kvtide.runtime import LimitError
 log = structlog.get_logger("kvtide.gateway.courier")
 
 Tell = Callable[[Event], None]
+WorkSent = Callable[[Stage, NodeRef], None]
 
 _ROLES = {Stage.PREFILL: Role.PREFILL, Stage.DECODE: Role.DECODE}
 _SEND_ERRORS = (BusError, LimitError)
@@ -51,10 +52,13 @@ _SEND_ERRORS = (BusError, LimitError)
 class Courier:
     """Sends what lives command. Nothing here decides; every wait has a limit."""
 
-    def __init__(self, node: Node, limits: LifeLimits) -> None:
-        """Send as ``node``."""
+    def __init__(
+        self, node: Node, limits: LifeLimits, work_sent: WorkSent | None = None
+    ) -> None:
+        """Send as ``node``; ``work_sent`` hears of each worker that gets work."""
         self._node = node
         self._limits = limits
+        self._work_sent = work_sent
 
     def send(self, command: BusCommand, tell: Tell) -> None:
         """Start sending; the answer, if there is one, goes to ``tell`` in the loop."""
@@ -129,6 +133,8 @@ class Courier:
         self, stage: Stage, command: SendPrefillWork | SendDecodeWork, tell: Tell
     ) -> None:
         message, worker = command.message, command.worker
+        if self._work_sent is not None:
+            self._work_sent(stage, worker)
         subject = self._inbox(stage, worker, Hop.WORK)
         reply = await self._request(subject, message, self._limits.work_patience_s)
         if isinstance(reply, WorkAccepted | WorkRefused):

@@ -73,7 +73,7 @@ class Gateway:
         self._limits = limits
         self._metrics = metrics
         self._max_open = max_open_requests
-        self._courier = Courier(node, limits)
+        self._courier = Courier(node, limits, self._owe_lists)
         self._sessions: dict[RequestId, Session] = {}
         self._owners: dict[tuple[Stage, NodeRef], int] = {}
         self._owned_seq = 0
@@ -227,6 +227,10 @@ class Gateway:
         while True:
             await self.node.clock.sleep(OWNED_S)
             await self._send_owned()
+
+    def _owe_lists(self, stage: Stage, worker: NodeRef) -> None:
+        """A worker gets work, perhaps for less time than there is between two lists."""
+        self._owners[stage, worker] = OWNED_AFTER
 
     async def _send_owned(self) -> None:
         """Each worker its full list; an empty one for a while after its last work."""
