@@ -42,7 +42,7 @@ from kvtide.kv import (
 from kvtide.runtime import SystemClock
 from kvtide.runtime.settings import RoleSettings
 
-LIMIT_S = 60.0
+LIMIT_S = 240.0
 
 
 @dataclass(slots=True)
@@ -112,6 +112,15 @@ class PretendedGateway:
         space = SpaceId(self.tenant, self.facts())
         return KeySpace(self.node.secret, space).chain(tokens)
 
+    async def pooled(
+        self, tokens: Sequence[int], blocks: int, store: str = "store-0"
+    ) -> tuple[Located, ...]:
+        """Wait until a store has the first ``blocks`` blocks of ``tokens``."""
+        async with asyncio.timeout(LIMIT_S):
+            while len(copies := await self.located(tokens, store)) < blocks:
+                await self.node.clock.sleep(0.05)
+        return copies
+
     async def located(self, tokens: Sequence[int], store: str) -> tuple[Located, ...]:
         """What a store has of the full blocks of ``tokens``."""
         inbox = self.node.subjects.inbox(
@@ -133,7 +142,7 @@ class PretendedGateway:
         reuse: Sequence[Located] = (),
         sampling: SamplingSpec | None = None,
         ignore_eos: bool = True,
-        deadline_ms: float = 60_000,
+        deadline_ms: float = 240_000,
     ) -> Asked:
         """Send the work to both workers; they must accept."""
         self._count += 1

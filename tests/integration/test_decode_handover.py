@@ -12,6 +12,7 @@ from tests.e2e.oracle.prompts import text_tokens
 from tests.e2e.oracle.reference import Oracle
 from tests.integration.cluster import Cluster
 from tests.integration.pretended_gateway import (
+    LIMIT_S,
     Asked,
     PretendedGateway,
     pretended_gateway,
@@ -22,7 +23,7 @@ from kvtide.bus.messages import SamplingSpec
 from kvtide.engine.demo import default_cache_dir, ensure_demo_model
 from kvtide.kv import NodeId
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 BLOCK = 64
 
@@ -79,7 +80,7 @@ async def settled(cluster: Cluster, gateway: PretendedGateway) -> None:
         used = decode['kvtide_decode_load{what="kv_tokens_used"}']
         return f"decode {used}, store {load}" if used or _held(load) else ""
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT_S):
         while held():
             await gateway.node.clock.sleep(0.1)
 
@@ -109,16 +110,15 @@ async def test_a_long_prompt_then_a_warm_one_then_the_next_turn(
     ids = prompt(text, 2000, 0)
     cold = await gateway.ask(ids, 48)
     right(oracle, cold, 48)
-    copies = await gateway.located(ids, "store-0")
-    assert len(copies) == 2000 // BLOCK
+    copies = await gateway.pooled(ids, 2000 // BLOCK)
     warm = await gateway.ask(ids, 8, reuse=copies, prefill="prefill-1")
     assert warm.ids == cold.ids[:8]
     assert warm.reused_tokens == 2000 // BLOCK * BLOCK
     assert warm.prefill_done is not None
     assert warm.prefill_done.computed_tokens == 1999 - 2000 // BLOCK * BLOCK
     turn = [*ids, *cold.ids, *prompt(text, 20, 50)]
-    history = await gateway.located(turn, "store-0")
-    assert len(history) == (2000 + 48) // BLOCK
+    # every full block of prompt and answer, the last of which the last token fills
+    history = await gateway.pooled(turn, (2000 + 48) // BLOCK)
     again = await gateway.ask(turn, 8, reuse=history)
     right(oracle, again, 8)
     assert again.reused_tokens == len(history) * BLOCK
@@ -130,12 +130,25 @@ async def test_all_of_the_prompt_in_the_pool_needs_no_prefill(
 ) -> None:
     ids = prompt(text, 128, 300)
     first = await gateway.ask(ids, 2)
-    copies = await gateway.located(ids, "store-0")
-    assert len(copies) == 2, "decode completes the prompt's last block and pools it"
+    # decode completes the prompt's last block and pools it
+    copies = await gateway.pooled(ids, 2)
     asked = await gateway.ask(ids, 8, reuse=copies, prefill=None)
     right(oracle, asked, 8)
     assert asked.ids[:2] == first.ids
     assert asked.reused_tokens == 127
+
+
+async def test_what_others_made_meanwhile_is_found_though_nobody_said_so(
+    gateway: PretendedGateway, text: Tokenizer, oracle: Oracle
+) -> None:
+    ids = prompt(text, 200, 350)
+    first = await gateway.ask(ids, 8)
+    right(oracle, first, 8)
+    again = await gateway.ask(ids, 8, prefill="prefill-1")
+    assert again.ids == first.ids
+    assert again.reused_tokens == 192
+    assert again.prefill_done is not None
+    assert again.prefill_done.computed_tokens == 7
 
 
 async def test_eight_in_flight_and_cancels_among_them(
@@ -183,7 +196,7 @@ async def computing(
         return cluster["decode-0"].metrics().get(name, 0.0)
 
     before = read("part")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT_S):
         while read("part") < before + 2:
             await gateway.node.clock.sleep(0.02)
     assert asked.prefill_done is None

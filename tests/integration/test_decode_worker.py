@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from kvtide.engine.demo import default_cache_dir, ensure_demo_model
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 WORKER = "worker-0"
 

@@ -138,13 +138,20 @@ class Shell:
         }
         return stepping or ref in self.under_way
 
-    def finish(self, ref: RequestRef, *, short: int = 0) -> None:
-        """End the operation of ``ref``: ``short`` blocks less than was wanted."""
+    def finish(self, ref: RequestRef, *, short: int = 0, there: int = 0) -> None:
+        """End the operation of ``ref``: ``short`` blocks less than was wanted.
+
+        The first ``there`` that slots were asked for are in the pool already.
+        """
         match self.under_way.pop(ref):
             case events.Load(_, copies):
                 self.tell(events.Loaded(ref, max(0, len(copies) - short), 1000, 2.0))
             case events.Begin(_, blocks):
                 slots = [PutSlot(slot(i)) for i in range(len(blocks))]
+                for i, block in enumerate(blocks[:there]):
+                    if block.key is not None:
+                        copy = Located(block.key, slot(70 + i), i)
+                        slots[i] = PutSlot(None, copy)
                 kept = max(0, len(slots) - short)
                 none = [PutSlot(None)] * (len(slots) - kept)
                 self.tell(events.SlotsGranted(ref, (*slots[:kept], *none)))
@@ -226,6 +233,33 @@ def test_a_miss_in_the_reused_prefix_is_computed_and_said_truly() -> None:
     (done,) = shell.of(PrefillDone)
     assert isinstance(done, PrefillDone)
     assert (done.reused_tokens, done.computed_tokens) == (16, 33)
+
+
+@pytest.mark.parametrize("tokens", [65, 70])
+def test_what_is_found_when_asking_for_slots_is_loaded_not_computed(
+    tokens: int,
+) -> None:
+    shell = Shell()
+    shell.tell(events.WorkArrived(work("a", tokens, reuse=1)))
+    shell.finish(ref("a"))
+    shell.finish(ref("a"), there=3)
+    if tokens == 70:
+        load = shell.under_way[ref("a")]
+        assert isinstance(load, events.Load)
+        assert (load.first, len(load.copies)) == (1, 3)
+        shell.finish(ref("a"), short=1)
+        assert shell.step is not None
+        assert [(one.start, one.end) for one in shell.step.chunks] == [(48, 69)]
+        assert [one.block for one in shell.step.chunks[0].filled] == [4]
+    shell.run()
+    (plan,) = shell.of(HandoverPlan)
+    assert isinstance(plan, HandoverPlan)
+    assert [copy.block for copy in plan.copies] == [1, 2, 3]
+    (done,) = shell.of(PrefillDone)
+    assert isinstance(done, PrefillDone)
+    expected = (48, 21) if tokens == 70 else (64, 0)
+    assert (done.reused_tokens, done.computed_tokens) == expected
+    assert plan.first_block == done.reused_tokens // BLOCK
 
 
 def test_a_full_store_ends_the_work_at_the_first_block_without_room() -> None:
@@ -430,7 +464,9 @@ def test_whatever_happens_each_job_ends_once_and_nothing_stays_held(
             shell.tell(events.WorkArrived(job))
         elif action <= 4 and shell.under_way:
             refs = sorted(shell.under_way, key=lambda one: (one.request, one.attempt))
-            shell.finish(refs[number % len(refs)], short=max(0, number - 3))
+            shell.finish(
+                refs[number % len(refs)], short=max(0, number - 3), there=number % 3
+            )
         elif action <= 6 and shell.step is not None:
             shell.run_step(list(events.StepOutcome)[max(0, number - 3)])
         else:
@@ -461,3 +497,16 @@ def _disturb(shell: Shell, action: int, number: int, about: RequestRef) -> None:
         shell.tell(events.Fenced(NodeRef(ME.node, 2 + int(shell.now_s))))
     else:
         shell.tell(events.Tick())
+
+
+def test_what_decode_takes_before_the_step_has_ended_still_goes_to_the_pool() -> None:
+    shell = Shell()
+    shell.tell(events.WorkArrived(work("a", 50)))
+    while shell.step is None:
+        shell.finish(ref("a"))
+    # decode has pulled the last layer's parts while the step's end is on its way
+    shell.tell(events.TakenArrived(HandoverTaken(request=RequestId("a"), attempt=1)))
+    shell.run()
+    assert shell.ends[ref("a")] == 1
+    assert len(shell.of(PrefillDone)) == 1
+    assert (shell.opened, shell.leased, shell.machine.jobs) == (set(), set(), 0)

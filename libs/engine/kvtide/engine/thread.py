@@ -167,7 +167,7 @@ class EngineThread:
             claimed = any(name != lane for name in self._claims)
             return claimed or waiting or self._running not in ("", lane)
 
-    async def close(self, *, timeout_s: float = 30.0) -> None:
+    async def close(self, *, timeout_s: float = 10.0) -> None:
         """Refuse what waits, let what runs end, end the thread. Idempotent.
 
         A thread that does not end within ``timeout_s`` is left: it is a daemon.

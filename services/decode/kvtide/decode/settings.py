@@ -15,7 +15,7 @@ class DecodeSettings(WorkerSettings):
         description="tokens of KV that fit into memory; 0: a share of what is free",
     )
     kv_memory_share: float = Field(
-        default=0.4,
+        default=0.25,
         gt=0,
         le=0.95,
         description="share of the free memory that KV may take if kv_tokens is 0",

@@ -197,10 +197,11 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Read these copies into the run, from its start → ``Loaded``."""
+    """Read these copies into the run, from block ``first`` on → ``Loaded``."""
 
     ref: RequestRef
     copies: tuple[Located, ...]
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvtide.bus.messages import PrefillWork, RefuseCode
+from kvtide.bus.messages import PrefillLoad, PrefillWork, RefuseCode
 from kvtide.bus.ownership import Standing
+from kvtide.kv import RequestRef
 from kvtide.prefill.events import ChunkSpec, ModelLoaded
 from kvtide.prefill.job import Job, Phase
 from kvtide.prefill.limits import PrefillLimits
@@ -61,6 +62,31 @@ def crowded(
     if pace.seconds(ahead) * 1000 > work.deadline_ms:
         return RefuseCode.BUSY, "the deadline can't be met"
     return None
+
+
+def predicted_start_ms(ref: RequestRef, jobs: Iterable[Job], pace: Pace) -> float:
+    """When the job ``ref`` will begin: after all that came before it."""
+    ahead = 0
+    for job in jobs:
+        if job.ref == ref:
+            break
+        ahead += job.left
+    return pace.seconds(ahead) * 1000
+
+
+def load_of(jobs: Iterable[Job], compute: Pace, load: Pace) -> PrefillLoad:
+    """What the conductor is told."""
+    known = tuple(jobs)
+    queued = [job for job in known if job.waits]
+    running = [job for job in known if job.phase is Phase.COMPUTING]
+    return PrefillLoad(
+        queued=len(queued),
+        queued_tokens=sum(job.left for job in queued),
+        running=len(running),
+        running_tokens_left=sum(job.left for job in running),
+        tokens_per_s=compute.per_s,
+        load_bytes_per_s=load.per_s,
+    )
 
 
 def next_chunks(

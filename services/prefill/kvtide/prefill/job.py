@@ -16,7 +16,7 @@ from kvtide.bus.messages import (
     PutBlock,
     PutSlot,
 )
-from kvtide.kv import NodeRef, RequestRef
+from kvtide.kv import Located, NodeRef, RequestRef
 from kvtide.prefill.events import ChunkSpec, Filled
 
 
@@ -67,6 +67,8 @@ class Job:
     load_ms: float = 0.0
     compute_ms: float = 0.0
     plan: HandoverPlan | None = None
+    slots: list[HandoverSlot] = field(default_factory=list[HandoverSlot])
+    copies: list[HandoverCopy] = field(default_factory=list[HandoverCopy])
     puts: dict[int, int] = field(default_factory=dict[int, int])
     parts: list[PartSums] = field(default_factory=list[PartSums])
     messages: int = 0
@@ -114,7 +116,8 @@ class Job:
         return min(self.block_tokens, self.end - block * self.block_tokens)
 
     def loaded(self, blocks: int) -> None:
-        """The first ``blocks`` blocks came from the pool."""
+        """``blocks`` more blocks of the prefix came from the pool."""
+        blocks += self.first_block
         self.reused_tokens = self.at = min(blocks * self.block_tokens, self.end)
 
     @property
@@ -134,33 +137,47 @@ class Job:
             for block in range(self.first_block, self.blocks)
         )
 
-    def granted(self, slots: tuple[PutSlot, ...], me: NodeRef) -> HandoverPlan:
-        """Plan the hand-over with what the store gave.
+    def granted(self, slots: tuple[PutSlot, ...]) -> bool:
+        """Take what the store gave, one answer for each wanted block; whether it helps.
 
         The first block that has neither a slot nor a copy ends the work: what can't
-        be handed over is decode's to compute.
+        be handed over is decode's to compute. So does the last slot: what comes after
+        it nobody needs from here.
         """
-        planned: list[HandoverSlot] = []
-        copies: list[HandoverCopy] = []
         first = self.first_block
         for put, answer in enumerate(slots):
             block = first + put
             if answer.slot is not None:
-                planned.append(HandoverSlot(block, self.fill(block), answer.slot))
+                self.slots.append(HandoverSlot(block, self.fill(block), answer.slot))
                 self.puts[block] = put
             elif answer.existing is not None:
-                copies.append(HandoverCopy(block, answer.existing))
+                self.copies.append(HandoverCopy(block, answer.existing))
             else:
                 break
-        served = planned[-1].block + 1 if planned else first
+        served = self.slots[-1].block + 1 if self.slots else first + len(self.ahead)
         self.end = min(self.end, max(served * self.block_tokens, self.at))
+        return not slots or bool(self.slots or self.copies)
+
+    @property
+    def ahead(self) -> tuple[Located, ...]:
+        """Copies that follow the reused prefix without a gap: it can be longer."""
+        first = self.first_block
+        found = [copy for copy in self.copies if copy.block >= first]
+        return tuple(
+            copy.located
+            for place, copy in enumerate(found)
+            if copy.block == first + place
+        )
+
+    def make_plan(self, me: NodeRef) -> HandoverPlan:
+        """What decode is told that it will get from here."""
         self.plan = HandoverPlan(
             request=self.ref.request,
             attempt=self.ref.attempt,
             prefill=me,
-            first_block=first,
-            slots=tuple(planned),
-            copies=tuple(copies),
+            first_block=self.first_block,
+            slots=tuple(self.slots),
+            copies=tuple(self.copies),
         )
         return self.plan
 

@@ -18,7 +18,14 @@ from kvtide.bus.ownership import Ownership, Standing
 from kvtide.kv import NodeRef, RequestRef
 from kvtide.prefill import events
 from kvtide.prefill.events import Command, Event, Heard, Progressed, Turned
-from kvtide.prefill.intake import TOO_LATE, Readiness, crowded, next_chunks
+from kvtide.prefill.intake import (
+    TOO_LATE,
+    Readiness,
+    crowded,
+    load_of,
+    next_chunks,
+    predicted_start_ms,
+)
 from kvtide.prefill.job import Job, Phase
 from kvtide.prefill.limits import PrefillLimits
 from kvtide.prefill.pace import Pace
@@ -89,16 +96,7 @@ class PrefillMachine:
 
     def load(self) -> PrefillLoad:
         """What the conductor is told."""
-        queued = [job for job in self._jobs.values() if job.waits]
-        running = [job for job in self._jobs.values() if job.phase is Phase.COMPUTING]
-        return PrefillLoad(
-            queued=len(queued),
-            queued_tokens=sum(job.left for job in queued),
-            running=len(running),
-            running_tokens_left=sum(job.left for job in running),
-            tokens_per_s=self._compute.per_s,
-            load_bytes_per_s=self._load.per_s,
-        )
+        return load_of(self._jobs.values(), self._compute, self._load)
 
     # what others say
 
@@ -146,12 +144,7 @@ class PrefillMachine:
         return self._accepted(ref)
 
     def _accepted(self, ref: RequestRef) -> WorkAccepted:
-        ahead = 0
-        for job in self._jobs.values():
-            if job.ref == ref:
-                break
-            ahead += job.left
-        start_ms = self._compute.seconds(ahead) * 1000
+        start_ms = predicted_start_ms(ref, self._jobs.values(), self._compute)
         return WorkAccepted(request=ref.request, attempt=ref.attempt, start_ms=start_ms)
 
     def _cancel(self, ref: RequestRef | None) -> None:
@@ -174,11 +167,20 @@ class PrefillMachine:
         job = self._jobs.get(ref)
         if job is None or job.forgotten:
             return
-        if job.phase is Phase.COMMITTING:
+        if job.phase is Phase.COMMITTING or self._in_last_chunk(job):
             job.taken = True  # the blocks still go to the pool
             return
         self._owners.drop(ref, self._now_s)
         self._forget(job)
+
+    def _in_last_chunk(self, job: Job) -> bool:
+        """Whether its last KV is written and only the rest of the step is left.
+
+        Decode may have pulled the last layer's parts before the step has ended.
+        """
+        return self._step is not None and any(
+            chunk.ref == job.ref and chunk.end == job.end for chunk in self._step.chunks
+        )
 
     def _member_gone(self, node: NodeRef) -> None:
         for ref in self._owners.gone(node):
@@ -200,12 +202,8 @@ class PrefillMachine:
         match event:
             case events.PartsWritten(_, parts):
                 self._written(job, parts)
-            case events.Loaded(_, blocks, size, ms) if job.phase is Phase.LOADING:
-                self._load.add(size, ms / 1000)
-                job.load_ms += ms
-                job.loaded(blocks)
-                if not self._died(job):
-                    self._ask_for_slots(job)
+            case events.Loaded() if job.phase is Phase.LOADING:
+                self._loaded(job, event)
             case events.SlotsGranted(_, slots) if job.phase is Phase.GRANTING:
                 if not self._died(job):
                     self._granted(job, slots)
@@ -223,6 +221,17 @@ class PrefillMachine:
         self._let_go(job)
         return True
 
+    def _loaded(self, job: Job, loaded: events.Loaded) -> None:
+        self._load.add(loaded.bytes, loaded.ms / 1000)
+        job.load_ms += loaded.ms
+        job.loaded(loaded.blocks)
+        if self._died(job):
+            return
+        if job.leased:  # these were found there when it asked for slots
+            self._plan(job)
+        else:
+            self._ask_for_slots(job)
+
     def _ask_for_slots(self, job: Job) -> None:
         wanted = job.wanted()
         if not wanted:
@@ -233,13 +242,18 @@ class PrefillMachine:
         self._out.append(events.Begin(job.ref, wanted))
 
     def _granted(self, job: Job, slots: tuple[PutSlot, ...]) -> None:
-        wanted = job.first_block < job.blocks
-        plan = job.granted(slots, self._me)
-        if wanted and not (plan.slots or plan.copies):
+        if job.leased and not (slots and job.granted(slots)):
             job.phase = Phase.READY
             self._fail(job, "no_slots", "the store has no room for the prompt's blocks")
-            return
-        self._out.append(events.ToDecode(job.work.decode, plan))
+        elif job.ahead and job.puts:
+            job.phase = Phase.LOADING
+            self._out.append(events.Load(job.ref, job.ahead, job.first_block))
+        else:
+            job.loaded(len(job.ahead))  # decode alone reads them
+            self._plan(job)
+
+    def _plan(self, job: Job) -> None:
+        self._out.append(events.ToDecode(job.work.decode, job.make_plan(self._me)))
         self._advance(job)
 
     def _advance(self, job: Job) -> None:

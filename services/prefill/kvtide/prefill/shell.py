@@ -285,7 +285,7 @@ class PrefillService:
             load.copies,
             held.space.tags,
             held.space.layout,
-            [self._sink(held, block) for block in range(len(load.copies))],
+            [self._sink(held, load.first + i) for i in range(len(load.copies))],
             timeout_s=self._settings.load_timeout_s,
             purpose="reuse",
         )
