@@ -240,7 +240,9 @@ def test_threads_are_set_deliberately(folder: Path):
         torch.set_num_threads(before)
 
 
-def test_no_such_model():
+def test_no_such_model(folder: Path):
+    with pytest.raises(ModelUnavailable, match="it is a file"):
+        load_model(folder / "model.safetensors")
     with pytest.raises(ModelUnavailable, match="no such folder"):
         load_model(Path("nowhere/at/all"))
     with pytest.raises(ModelUnavailable, match="OWNER/NAME"):

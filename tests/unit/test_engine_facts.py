@@ -2,8 +2,10 @@ import subprocess
 import sys
 
 import msgspec
+import pytest
 
 from kvtide.engine.facts import ModelFacts
+from kvtide.engine.settings import openmp_environment
 
 FACTS = ModelFacts(
     name="demo",
@@ -23,6 +25,16 @@ def test_facts_travel_in_messages():
     sent = msgspec.msgpack.encode(FACTS)
 
     assert msgspec.msgpack.decode(sent, type=ModelFacts) == FACTS
+
+
+def test_threads_wait_passively_in_a_started_process(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("KEPT", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+
+    started = openmp_environment(3)
+    assert (started["KEPT"], started["OMP_WAIT_POLICY"]) == ("1", "PASSIVE")
+    assert started["OMP_NUM_THREADS"] == "3"
+    assert openmp_environment(None)["OMP_NUM_THREADS"] == "7"
 
 
 def test_facts_sampling_and_demo_need_no_torch():

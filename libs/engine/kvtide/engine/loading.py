@@ -100,6 +100,9 @@ def _folder(source: str | Path, cache_dir: Path | None, report: Progress) -> Pat
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
+    if folder.is_file():
+        reason = "it is a file; give the folder that holds it and its config.json"
+        raise ModelUnavailable(str(source), reason)
     if isinstance(source, Path) or not _HUB_ID.fullmatch(source):
         reason = "there is no such folder, and it is not a hub id (OWNER/NAME)"
         raise ModelUnavailable(str(source), reason)
