@@ -21,6 +21,7 @@ from tests.contract.transfer_world import (
 
 from kvtide.transfer import (
     Access,
+    AccessDenied,
     OutOfBounds,
     Priority,
     ReadSlice,
@@ -322,3 +323,28 @@ def test_any_batch(transport: str, data: st.DataObject) -> None:
             )
 
     asyncio.run(run())
+
+
+async def test_a_message_rides_with_a_transfer(pair: Pair) -> None:
+    heard: asyncio.Queue[tuple[str, int, bytes]] = asyncio.Queue()
+    pair.owner.on_notification(
+        lambda node, epoch, message: heard.put_nowait((node, epoch, message))
+    )
+    peer = await pair.peer()
+    into = memoryview(bytearray(1000))
+    read = [ReadSlice(pair.region.handle(), 0, into)]
+    write = [WriteSlice(pair.region.handle(Access.WRITE), 0, into)]
+    await peer.read(read, timeout_s=5, notify=b"read")
+    async with asyncio.timeout(10):
+        assert await heard.get() == ("reader", 1, b"read")
+        await peer.write(write, timeout_s=5, notify=b"written")
+        assert await heard.get() == ("reader", 1, b"written")
+        await peer.read([], timeout_s=5, notify=b"alone")
+        assert await heard.get() == ("reader", 1, b"alone")
+        denied = [WriteSlice(pair.region.handle(), 0, into)]
+        with pytest.raises(AccessDenied):
+            await peer.write(denied, timeout_s=5, notify=b"never")
+        await peer.read(read, timeout_s=5, notify=b"last")
+        assert await heard.get() == ("reader", 1, b"last")
+    with pytest.raises(OutOfBounds):
+        peer.read(read, timeout_s=5, notify=bytes(70_000))

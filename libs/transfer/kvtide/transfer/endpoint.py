@@ -21,7 +21,7 @@ from kvtide.transfer.errors import (
     Unreachable,
 )
 from kvtide.transfer.handles import PROTOCOL, EndpointAddress
-from kvtide.transfer.interface import Observer, PeerGone, TransferEndpoint
+from kvtide.transfer.interface import Notified, Observer, PeerGone, TransferEndpoint
 from kvtide.transfer.peer import PeerSetup, SocketPeer
 from kvtide.transfer.rdma_owner import RdmaOwner
 from kvtide.transfer.regions import Region, RegionTable
@@ -95,12 +95,14 @@ class Endpoint(TransferEndpoint):
             observer=observer,
             most_connections=most_connections,
             peer_gone=self._peer_gone,
+            notified=self._notified,
         )
         self._lock = threading.Lock()
         self._dialling: dict[tuple[str, int], threading.Lock] = {}
         self._peers: dict[tuple[str, int], SocketPeer] = {}
         self._ended_peers: list[SocketPeer] = []
         self._callbacks: list[PeerGone] = []
+        self._listeners: list[Notified] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._address: EndpointAddress | None = None
         self._closed = False
@@ -260,6 +262,10 @@ class Endpoint(TransferEndpoint):
         """See ``TransferEndpoint.on_peer_gone``."""
         self._callbacks.append(callback)
 
+    def on_notification(self, callback: Notified) -> None:
+        """See ``TransferEndpoint.on_notification``."""
+        self._listeners.append(callback)
+
     def _cached(self, address: EndpointAddress) -> SocketPeer | None:
         with self._lock:
             if self._closed:
@@ -308,6 +314,16 @@ class Endpoint(TransferEndpoint):
         if self._closed or loop is None or loop.is_closed():
             return
         loop.call_soon_threadsafe(self._tell_peer_gone, node, epoch)
+
+    def _notified(self, node: str, epoch: int, message: bytes) -> None:
+        loop = self._loop
+        if self._closed or loop is None or loop.is_closed():
+            return
+        loop.call_soon_threadsafe(self._tell_listeners, node, epoch, message)
+
+    def _tell_listeners(self, node: str, epoch: int, message: bytes) -> None:
+        for callback in self._listeners:
+            callback(node, epoch, message)
 
     def _tell_peer_gone(self, node: str, epoch: int) -> None:
         for callback in self._callbacks:

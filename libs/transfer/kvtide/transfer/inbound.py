@@ -13,7 +13,7 @@ from kvtide.transfer.errors import Corrupt, Refused, TimedOut, TransferError
 from kvtide.transfer.handles import Access, Operation
 from kvtide.transfer.handshake import Session
 from kvtide.transfer.hashed import receive_hashed
-from kvtide.transfer.interface import Observer
+from kvtide.transfer.interface import Notified, Observer
 from kvtide.transfer.rdma_owner import RdmaOwner
 from kvtide.transfer.rdma_wire import pack_pair, pack_reach, unpack_pair
 from kvtide.transfer.regions import Grant, RegionTable, check_range
@@ -46,6 +46,7 @@ class Inbound:
         clock: Clock,
         observer: Observer | None,
         rdma: RdmaOwner | None,
+        notified: Notified,
     ) -> None:
         """Serve ``session`` on ``channel`` when run."""
         self.channel = channel
@@ -54,6 +55,7 @@ class Inbound:
         self._clock = clock
         self._observer = observer
         self._rdma = rdma
+        self._notified = notified
         self._pairs = rdma.pairs() if rdma is not None else None
         self._send_lock = threading.Lock()
         self._mapped: set[int] = set()
@@ -119,6 +121,9 @@ class Inbound:
             case Kind.MAP:
                 self._map(head.request_id, unpack_ask(body))
             case Kind.PING:
+                self._send(Kind.ANSWER, head.request_id, b"")
+            case Kind.NOTIFY:
+                self._notified(self.session.node, self.session.epoch, body)
                 self._send(Kind.ANSWER, head.request_id, b"")
             case Kind.RDMA_DEVICES | Kind.RDMA_PAIR | Kind.RDMA_REACH:
                 self._set_up_rdma(head, body)

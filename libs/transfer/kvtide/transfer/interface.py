@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
+from kvtide.transfer.errors import OutOfBounds
 from kvtide.transfer.handles import (
     EndpointAddress,
     Operation,
@@ -31,6 +32,18 @@ from kvtide.transfer.transfer import Transfer
 
 PeerGone = Callable[[str, int], None]
 """Called with (node, epoch)."""
+
+
+Notified = Callable[[str, int, bytes], None]
+"""Called with the (node, epoch) of a peer and the message that rode with a transfer."""
+
+MOST_NOTIFY_BYTES = 64 << 10
+
+
+def check_message(message: bytes) -> None:
+    """Raise OutOfBounds for a message that is too long to ride with a transfer."""
+    if len(message) > MOST_NOTIFY_BYTES:
+        raise OutOfBounds(f"a message of {len(message)} bytes is too long")
 
 
 class Observer(Protocol):
@@ -90,14 +103,18 @@ class TransferPeer(ABC):
         timeout_s: float,
         priority: Priority = Priority.FOREGROUND,
         purpose: str = "reuse",
+        notify: bytes = b"",
     ) -> Transfer:
         """Start to copy remote ranges into local memory; see the module's rules.
 
         Never blocks. One batch is cheap for hundreds of scattered slices.
+        ``notify``, of at most 64 KiB, is handed to the owner (``on_notification``)
+        once all bytes have been moved, and before the transfer ends; never if it fails.
 
         Raises:
             OutOfBounds: a range is outside its region by its handle, two targets
-                overlap, or a target is not writable contiguous memory.
+                overlap, a target is not writable contiguous memory, or ``notify`` is
+                too long.
             StaleEpoch: a handle is of another epoch of this peer.
             AccessDenied: a handle is of another node.
 
@@ -112,6 +129,7 @@ class TransferPeer(ABC):
         timeout_s: float,
         priority: Priority = Priority.FOREGROUND,
         purpose: str = "reuse",
+        notify: bytes = b"",
     ) -> Transfer:
         """Start to copy local memory to remote ranges; else as ``read``."""
 
@@ -212,6 +230,10 @@ class TransferEndpoint(ABC):
         ended, whatever the reason. Its writes into our shared memory are over if it
         is dead or has itself closed its endpoint.
         """
+
+    @abstractmethod
+    def on_notification(self, callback: Notified) -> None:
+        """Have ``callback`` called, in the loop, with what peers' transfers carry."""
 
     async def __aenter__(self) -> Self:
         """Start."""

@@ -18,6 +18,7 @@ from kvtide.transfer.handles import (
     EndpointAddress,
 )
 from kvtide.transfer.interface import (
+    Notified,
     Observer,
     PeerGone,
     TransferEndpoint,
@@ -94,6 +95,7 @@ class MemoryEndpoint(TransferEndpoint):
         self._guests: set[MemoryEndpoint] = set()
         self._newest: dict[str, int] = {}
         self._callbacks: list[PeerGone] = []
+        self._listeners: list[Notified] = []
         self.closed = False
 
     @property
@@ -171,6 +173,15 @@ class MemoryEndpoint(TransferEndpoint):
     def on_peer_gone(self, callback: PeerGone) -> None:
         """See ``TransferEndpoint.on_peer_gone``."""
         self._callbacks.append(callback)
+
+    def on_notification(self, callback: Notified) -> None:
+        """See ``TransferEndpoint.on_notification``."""
+        self._listeners.append(callback)
+
+    def notified(self, node: str, epoch: int, message: bytes) -> None:
+        """See ``memory_peer.Party``."""
+        for callback in self._listeners:
+            callback(node, epoch, message)
 
     def admit(self, guest: "MemoryEndpoint", wanted: EndpointAddress) -> None:
         """Let another endpoint in; raises as ``connect``."""

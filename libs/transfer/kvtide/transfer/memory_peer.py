@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from kvtide.runtime import Clock, TaskScope
@@ -22,7 +23,7 @@ from kvtide.transfer.handles import (
     RegionHandle,
     WriteSlice,
 )
-from kvtide.transfer.interface import Observer, TransferPeer
+from kvtide.transfer.interface import Observer, TransferPeer, check_message
 from kvtide.transfer.plan import Piece
 from kvtide.transfer.regions import RegionTable, check_range
 from kvtide.transfer.transfer import Transfer
@@ -72,6 +73,10 @@ class Party(Protocol):
         """Who and where."""
         ...
 
+    def notified(self, node: str, epoch: int, message: bytes) -> None:
+        """A message has come with a transfer."""
+        ...
+
     @property
     def faults(self) -> FaultPlan:
         """What goes wrong now."""
@@ -107,6 +112,7 @@ class MemoryPeer(TransferPeer):
         timeout_s: float,
         priority: Priority = Priority.FOREGROUND,
         purpose: str = "reuse",
+        notify: bytes = b"",
     ) -> Transfer:
         """See ``TransferPeer.read``."""
         views = [
@@ -115,7 +121,9 @@ class MemoryPeer(TransferPeer):
         ]
         check_targets(views)
         places = [(each.handle, each.offset) for each in slices]
-        return self._go(Operation.READ, views, places, timeout_s, priority, purpose)
+        return self._go(
+            Operation.READ, views, places, timeout_s, priority, purpose, notify
+        )
 
     def write(
         self,
@@ -124,6 +132,7 @@ class MemoryPeer(TransferPeer):
         timeout_s: float,
         priority: Priority = Priority.FOREGROUND,
         purpose: str = "reuse",
+        notify: bytes = b"",
     ) -> Transfer:
         """See ``TransferPeer.write``."""
         views = [
@@ -131,7 +140,9 @@ class MemoryPeer(TransferPeer):
             for index, each in enumerate(slices)
         ]
         places = [(each.handle, each.offset) for each in slices]
-        return self._go(Operation.WRITE, views, places, timeout_s, priority, purpose)
+        return self._go(
+            Operation.WRITE, views, places, timeout_s, priority, purpose, notify
+        )
 
     def map(self, handle: RegionHandle) -> memoryview:
         """See ``TransferPeer.map``."""
@@ -167,7 +178,9 @@ class MemoryPeer(TransferPeer):
         timeout_s: float,
         priority: Priority,
         purpose: str,
+        notify: bytes,
     ) -> Transfer:
+        check_message(notify)
         for index, (handle, offset) in enumerate(places):
             check_handle(handle, self.node, self.epoch, index)
             check_range(offset, len(views[index]), handle.length, index)
@@ -180,7 +193,8 @@ class MemoryPeer(TransferPeer):
             timeout_s=timeout_s,
             clock=self._ours.clock,
         )
-        transfer.begin(1, self._abort)
+        finale = partial(self._notify, notify) if notify else None
+        transfer.begin(1, self._abort, finale=finale)
         transfer.when_ended(lambda: self._ended(transfer))
         fault = self._ours.faults(
             self._ours.address.node, self.node, operation, transfer.nbytes
@@ -215,6 +229,11 @@ class MemoryPeer(TransferPeer):
             if not transfer.failed and self._end is not None:
                 transfer.fail(self._end)
             transfer.settle(PATH)
+
+    def _notify(self, message: bytes, transfer: Transfer) -> None:
+        ours = self._ours.address
+        self.owner.notified(ours.node, ours.epoch, message)
+        transfer.conclude(None)
 
     def _abort(self, transfer: Transfer) -> None:
         task = self._under_way.get(transfer)

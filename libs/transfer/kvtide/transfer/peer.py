@@ -29,7 +29,7 @@ from kvtide.transfer.handles import (
     RegionHandle,
     WriteSlice,
 )
-from kvtide.transfer.interface import Observer, TransferPeer
+from kvtide.transfer.interface import Observer, TransferPeer, check_message
 from kvtide.transfer.mappings import Mappings
 from kvtide.transfer.plan import (
     PIECE_BYTES,
@@ -51,6 +51,7 @@ from kvtide.transfer.wire import Kind, check_handle
 log = logging.getLogger("kvtide.transfer")
 
 MAP_TIMEOUT_S = 5.0
+NOTIFY_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,7 @@ class SocketPeer(TransferPeer):
         timeout_s: float,
         priority: Priority = Priority.FOREGROUND,
         purpose: str = "reuse",
+        notify: bytes = b"",
     ) -> Transfer:
         """See ``TransferPeer.read``."""
         views = [
@@ -179,6 +181,7 @@ class SocketPeer(TransferPeer):
             views,
             [each.handle for each in slices],
             [each.offset for each in slices],
+            notify,
         )
         return transfer
 
@@ -189,6 +192,7 @@ class SocketPeer(TransferPeer):
         timeout_s: float,
         priority: Priority = Priority.FOREGROUND,
         purpose: str = "reuse",
+        notify: bytes = b"",
     ) -> Transfer:
         """See ``TransferPeer.write``."""
         views = [
@@ -201,6 +205,7 @@ class SocketPeer(TransferPeer):
             views,
             [each.handle for each in slices],
             [each.offset for each in slices],
+            notify,
         )
         return transfer
 
@@ -261,10 +266,12 @@ class SocketPeer(TransferPeer):
         views: Sequence[memoryview],
         handles: Sequence[RegionHandle],
         offsets: Sequence[int],
+        notify: bytes,
     ) -> None:
         dispatcher = self._dispatcher
         if dispatcher is None:
             raise Unreachable("the peer is not connected", node=self.node)
+        check_message(notify)
         piece_bytes, request_bytes = self._limits
         near: list[Piece] = []
         far: list[Piece] = []
@@ -296,11 +303,28 @@ class SocketPeer(TransferPeer):
         ]
         with self._lock:
             self._under_way.add(transfer)
-        transfer.begin(len(requests), dispatcher.abort, self._help)
+        finale = partial(self._notify_later, notify) if notify else None
+        transfer.begin(len(requests), dispatcher.abort, self._help, finale)
         transfer.when_ended(partial(self._ended, transfer))
         if self._copier is not None:
             self._copier.submit([each for each in requests if each.path == "shm"])
         dispatcher.submit([each for each in requests if each.path != "shm"])
+
+    def _notify_later(self, message: bytes, transfer: Transfer) -> None:
+        try:
+            self._setup.copiers.submit(self._notify, message, transfer)
+        except RuntimeError:
+            # the endpoint is closed, and its threads with it
+            transfer.conclude(Unreachable("closed", node=self.node))
+
+    def _notify(self, message: bytes, transfer: Transfer) -> None:
+        left_s = min(NOTIFY_TIMEOUT_S, max(0.0, transfer.remaining_s()))
+        try:
+            self._control.ask(Kind.NOTIFY, message, left_s)
+        except TransferError as error:
+            transfer.conclude(error)
+        else:
+            transfer.conclude(None)
 
     def _help(self, transfer: Transfer) -> None:
         if self._copier is not None:

@@ -15,7 +15,7 @@ from kvtide.transfer.channel import Channel
 from kvtide.transfer.errors import Refused, TimedOut, TransferError
 from kvtide.transfer.handshake import Session, Verdict, receive
 from kvtide.transfer.inbound import Inbound
-from kvtide.transfer.interface import Observer, PeerGone
+from kvtide.transfer.interface import Notified, Observer, PeerGone
 from kvtide.transfer.rdma_owner import RdmaOwner
 from kvtide.transfer.regions import Region, RegionTable
 
@@ -46,6 +46,7 @@ class Server:
         observer: Observer | None,
         most_connections: int,
         peer_gone: PeerGone,
+        notified: Notified,
     ) -> None:
         """Nothing is opened before ``start``."""
         self._identity = identity
@@ -53,6 +54,7 @@ class Server:
         self._clock = clock
         self._observer = observer
         self._peer_gone = peer_gone
+        self._notified = notified
         self._lock = threading.Lock()
         self._census = Census(most_connections)
         self._inbound: dict[Channel, Inbound | None] = {}
@@ -201,7 +203,13 @@ class Server:
 
     def _serve(self, channel: Channel, session: Session) -> None:
         inbound = Inbound(
-            channel, session, self._table, self._clock, self._observer, self._rdma
+            channel,
+            session,
+            self._table,
+            self._clock,
+            self._observer,
+            self._rdma,
+            self._notified,
         )
         with self._lock:
             if self._closing:

@@ -55,6 +55,7 @@ class Transfer:
         self._callbacks: list[Callable[[], None]] = []
         self._abort: Abort | None = None
         self._help: Abort | None = None
+        self._finale: Abort | None = None
 
     # ---- the caller's side
 
@@ -174,16 +175,24 @@ class Transfer:
         """Seconds until the deadline; negative after it."""
         return self.deadline_s - self._clock.monotonic()
 
-    def begin(self, parts: int, abort: Abort, assist: Abort | None = None) -> None:
+    def begin(
+        self,
+        parts: int,
+        abort: Abort,
+        assist: Abort | None = None,
+        finale: Abort | None = None,
+    ) -> None:
         """Say how many parts must settle; once, at the start.
 
-        ``abort`` stops them; ``assist`` lets a thread that waits work for them.
+        ``abort`` stops them; ``assist`` lets a thread that waits work for them;
+        ``finale`` is called when all is moved, and must lead to ``conclude``.
         """
+        self._finale = finale
         self._unsettled = parts
         self._abort = abort
         self._help = assist
         if parts == 0:
-            self._end()
+            self._wind_up()
 
     def when_ended(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called once, from any thread, at the end."""
@@ -212,7 +221,15 @@ class Transfer:
             self._unsettled -= 1
             last = self._unsettled == 0
         if last:
+            self._wind_up()
+
+    def _wind_up(self) -> None:
+        """All parts have settled: say so to the owner, if wanted, and end."""
+        finale, self._finale = self._finale, None
+        if finale is None or self._failure is not None:
             self._end()
+            return
+        finale(self)
 
     def fail(self, error: TransferError) -> None:
         """The transfer will end in ``error``, unless another came first."""
@@ -223,6 +240,12 @@ class Transfer:
             abort = self._abort
         if abort is not None:
             abort(self)
+
+    def conclude(self, error: TransferError | None) -> None:
+        """The finale is over."""
+        if error is not None:
+            self.fail(error)
+        self._end()
 
     def expire(self) -> None:
         """The deadline has passed."""

@@ -54,6 +54,7 @@ class Kind(IntEnum):
     RDMA_DEVICES = 6
     RDMA_PAIR = 7
     RDMA_REACH = 8
+    NOTIFY = 9
     ANSWER = 16
 
 
