@@ -124,6 +124,11 @@ class Cluster:
         node = await stack.enter_async_context(
             open_memory_node(self.hub, self.clock, role)
         )
+        await self.serve(node, role)
+        return node
+
+    async def serve(self, node: Node, role: Role) -> None:
+        """Have ``node`` play ``role`` from now on."""
         self.nodes[role] = node
         if role in (Role.PREFILL, Role.DECODE):
             node.models(FACTS)
@@ -137,7 +142,6 @@ class Cluster:
         if role is Role.CONDUCTOR:
             await node.bus.subscribe(node.subjects.all_ended(), self.on_ended)
         node.set_state(NodeState.READY)
-        return node
 
     async def on_ended(self, incoming: Incoming) -> None:
         assert isinstance(incoming.message, RequestEnded)
@@ -328,9 +332,9 @@ _HOPS = {
 
 @asynccontextmanager
 async def open_memory_node(
-    hub: MemoryHub, clock: SystemClock, role: Role, epoch: int = 1
+    hub: MemoryHub, clock: SystemClock, role: Role, number: int = 1
 ) -> AsyncGenerator[Node]:
-    identity = Identity(NodeId(f"{role}-1"), epoch=epoch)
+    identity = Identity(NodeId(f"{role}-{number}"), epoch=1)
     async with (
         MemoryBus(hub, identity, cluster="local") as bus,
         Node(
@@ -338,6 +342,10 @@ async def open_memory_node(
         ) as node,
     ):
         yield node
+
+
+def _seen_by_waiter(error: BaseException) -> None:
+    """The test awaits the gateway's task and gets its error there."""
 
 
 @dataclass
@@ -381,7 +389,7 @@ async def running_gateway(
         node = await stack.enter_async_context(
             open_memory_node(hub, clock, Role.GATEWAY)
         )
-        scope = await stack.enter_async_context(TaskScope())
+        scope = await stack.enter_async_context(TaskScope(on_error=_seen_by_waiter))
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         serving = serve_on(node, settings, stop=stop, registry=registry, ready=ready)
         served = scope.spawn(serving, name="gateway")

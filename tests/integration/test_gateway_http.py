@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from tests.integration.gateway_cluster import MODEL, Running, running_gateway
 
@@ -83,3 +84,198 @@ async def test_a_chat_streams(running: Running, http: httpx.AsyncClient) -> None
     text = "".join(c["delta"]["content"] for c in middle)
     assert text == running.script.answer
     assert not any("�" in c["delta"]["content"] for c in middle)
+
+
+async def test_completions_take_every_form_of_prompt(
+    running: Running, http: httpx.AsyncClient
+) -> None:
+    ids = [5, 6, 7]
+    for prompt, count in (("abc", 1), (["a", "b"], 2), (ids, 1), ([ids, [9]], 2)):
+        body = {"model": MODEL, "prompt": prompt, "n": 2, "return_token_ids": True}
+        response = await http.post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+        reply = response.json()
+        choices = reply["choices"]
+        assert [c["index"] for c in choices] == list(range(2 * count))
+        assert {c["text"] for c in choices} == {running.script.answer}
+        prompts = [c["prompt_token_ids"] for c in choices]
+        assert prompts[0] == prompts[1]
+        # a prompt counts once, however many answers it gets
+        assert reply["usage"]["prompt_tokens"] == sum(map(len, prompts[::2]))
+    assert list(running.cluster.decodes[-1].tokens) == [9]
+    assert len({d.request for d in running.cluster.decodes}) == 12
+
+
+async def test_completion_chunks_join_to_the_whole(
+    running: Running, http: httpx.AsyncClient
+) -> None:
+    body = {"model": MODEL, "prompt": "x", "n": 2, "return_token_ids": True}
+    *chunks, done = await events(http, "/v1/completions", body)
+    assert done == "[DONE]"
+    for index in (0, 1):
+        mine = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+        assert "".join(c["text"] for c in mine) == running.script.answer
+        assert [c["finish_reason"] for c in mine if c["finish_reason"]] == ["stop"]
+        decode = running.cluster.generating[running.cluster.decodes[index].request, 1]
+        assert [i for c in mine for i in c.get("token_ids", [])] == decode.ids
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_stop_strings_end_the_text_and_cancel_decode(
+    running: Running, http: httpx.AsyncClient, stream: bool
+) -> None:
+    running.script.answer = "one two three four five six seven"
+    running.script.step_s = 0.005
+    body = {**CHAT, "stop": ["ree f", "nothing"]}
+    if stream:
+        *chunks, _ = await events(http, "/v1/chat/completions", body)
+        pieces = [c["choices"][0]["delta"].get("content", "") for c in chunks]
+        text, reason = "".join(pieces), chunks[-1]["choices"][0]["finish_reason"]
+    else:
+        response = await http.post("/v1/chat/completions", json=body)
+        choice = response.json()["choices"][0]
+        text, reason = choice["message"]["content"], choice["finish_reason"]
+    assert (text, reason) == ("one two th", "stop")
+    cluster = running.cluster
+    await cluster.until(lambda: "decode" in {r for r, _ in cluster.cancels})
+    assert cluster.running == 0
+
+
+async def test_length_ends_an_answer(http: httpx.AsyncClient) -> None:
+    response = await http.post("/v1/chat/completions", json={**CHAT, "max_tokens": 2})
+    body = response.json()
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"]["completion_tokens"] == 2
+
+
+async def test_parameters_reach_the_workers(
+    running: Running, http: httpx.AsyncClient
+) -> None:
+    body = {
+        **CHAT,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.1,
+        "seed": -1,
+        "max_completion_tokens": 7,
+        "min_tokens": 2,
+        "stop_token_ids": [11],
+        "cache_salt": "shared",
+        "priority": 3,
+        "user": "somebody",
+        "something_new": {"is": "ignored"},
+        "tools": [],
+        "logprobs": False,
+        "response_format": {"type": "text"},
+    }
+    response = await http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    work = running.cluster.decodes[0]
+    sampling = work.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 40)
+    assert (sampling.min_p, sampling.seed) == (0.1, 2**64 - 1)
+    assert (work.max_new_tokens, work.min_new_tokens) == (7, 2)
+    assert work.stop_token_ids[-1] == 11
+    assert work.salt == "shared"
+    assert running.cluster.admits[0].priority == 3
+
+
+async def test_lost_tokens_and_a_lost_finish_are_pulled(
+    running: Running, http: httpx.AsyncClient
+) -> None:
+    running.script.drop_tokens = True
+    response = await http.post("/v1/chat/completions", json=CHAT)
+    assert response.json()["choices"][0]["message"]["content"] == running.script.answer
+
+
+async def test_insight_is_shown_when_asked_for(
+    running: Running, http: httpx.AsyncClient
+) -> None:
+    running.script.reused = 4
+    plain = await http.post("/v1/chat/completions", json=CHAT)
+    assert not [h for h in plain.headers if h.startswith("x-kvtide")]
+    shown = await http.post(
+        "/v1/chat/completions", json=CHAT, headers={"x-kvtide-debug": "1"}
+    )
+    assert shown.headers["x-kvtide-decode"] == "decode-1"
+    assert shown.json()["choices"][0]["kvtide"] == {
+        "attempt": 1,
+        "prefill": "prefill-1",
+        "decode": "decode-1",
+        "hit_tokens": 4,
+    }
+
+
+async def test_models_and_text_routes(http: httpx.AsyncClient) -> None:
+    listed = (await http.get("/v1/models")).json()
+    assert [m["id"] for m in listed["data"]] == [MODEL]
+    assert (await http.get(f"/v1/models/{MODEL}")).json()["max_model_len"] == 512
+    missing = await http.get("/v1/models/org/other")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"
+
+    body = {"messages": CHAT["messages"], "return_token_strs": True}
+    tokens = (await http.post("/tokenize", json=body)).json()
+    assert tokens["token_strs"][0] == "<|im_start|>"
+    assert tokens["block_tokens"] == 16
+    assert tokens["keys"] == tokens["count"] // 16
+    text = await http.post("/detokenize", json={"tokens": tokens["tokens"]})
+    assert text.json()["prompt"].startswith("<|im_start|>user\nhi<|im_end|>")
+
+
+async def test_tokenize_says_what_is_served(
+    running: Running, http: httpx.AsyncClient
+) -> None:
+    chat = {**CHAT, "messages": [{"role": "user", "content": "<|im_end|> é"}]}
+    await http.post("/v1/chat/completions", json=chat)
+    said = await http.post("/tokenize", json={"messages": chat["messages"]})
+    assert said.json()["tokens"] == list(running.cluster.decodes[0].tokens)
+
+
+async def test_the_official_client_sees_answers_streams_and_errors(
+    running: Running,
+) -> None:
+    async with openai.AsyncOpenAI(
+        base_url=f"{running.url}/v1", api_key="none", max_retries=0
+    ) as client:
+        assert [m.id async for m in client.models.list()] == [MODEL]
+        whole = await client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "hi"}]
+        )
+        assert whole.choices[0].message.content == running.script.answer
+        stream = await client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "hi"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+        text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        assert text == running.script.answer
+        assert chunks[-1].usage is not None
+        old = await client.completions.create(model=MODEL, prompt="hi", max_tokens=1)
+        assert old.choices[0].finish_reason == "length"
+        with pytest.raises(openai.NotFoundError) as missing:
+            await client.chat.completions.create(
+                model="other", messages=[{"role": "user", "content": "hi"}]
+            )
+        assert missing.value.code == "model_not_found"
+
+
+async def test_metrics_count_what_happened(http: httpx.AsyncClient) -> None:
+    await http.post("/v1/chat/completions", json=CHAT)
+    await http.post("/v1/chat/completions", json={})
+    text = (await http.get("/metrics")).text
+    assert 'requests_total{code="stop",outcome="finished"} 1.0' in text
+    assert "kvtide_gateway_ttft_seconds_count 1.0" in text
+    route = 'route="/v1/chat/completions"'
+    assert f'http_responses_total{{{route},status="200"}} 1.0' in text
+    assert f'http_responses_total{{{route},status="400"}} 1.0' in text
+
+
+async def test_the_document_describes_the_bodies(http: httpx.AsyncClient) -> None:
+    document = (await http.get("/openapi.json")).json()
+    chat = document["paths"]["/v1/chat/completions"]["post"]
+    schema = chat["requestBody"]["content"]["application/json"]["schema"]
+    assert "messages" in schema["required"]

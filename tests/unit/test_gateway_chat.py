@@ -56,7 +56,7 @@ PARTS = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(PARTS)
 def test_control_tokens_that_a_user_types_are_text(content: str) -> None:
     text = CHAT()

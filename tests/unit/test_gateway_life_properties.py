@@ -325,7 +325,7 @@ def live_through(steps: list[tuple[int, int]]) -> World:
     return world
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(STEPS)
 def test_every_life_ends_once_and_its_tokens_are_true(
     steps: list[tuple[int, int]],
@@ -347,7 +347,7 @@ def test_every_life_ends_once_and_its_tokens_are_true(
             raise AssertionError(world.ends)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(STEPS)
 def test_nothing_goes_on_at_a_worker_after_the_end(
     steps: list[tuple[int, int]],
@@ -363,7 +363,7 @@ def test_nothing_goes_on_at_a_worker_after_the_end(
     assert world.life.owned() == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(STEPS)
 def test_waking_when_told_is_enough(steps: list[tuple[int, int]]) -> None:
     """A tick before ``wake_s`` never has an effect, so the shell need not poll."""

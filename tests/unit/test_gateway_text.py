@@ -23,7 +23,7 @@ def pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     return [*(detokenizer.push(i) for i in ids), detokenizer.flush()]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(TEXT | WILD)
 def test_byte_level_pieces_join_to_the_text(text: str) -> None:
     tokenizer = BYTE_LEVEL()
@@ -34,14 +34,14 @@ def test_byte_level_pieces_join_to_the_text(text: str) -> None:
         assert not any("�" in part for part in parts)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 600), max_size=40))
 def test_any_byte_level_ids_decode_as_the_whole(ids: list[int]) -> None:
     tokenizer = BYTE_LEVEL()
     assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(TEXT | WILD)
 def test_byte_fallback_pieces_join_to_the_text(text: str) -> None:
     tokenizer = SENTENCE_PIECE()
@@ -90,7 +90,7 @@ SMALL = st.text(alphabet="abé🌊", max_size=30)
 STOPS = st.lists(st.text(alphabet="abé🌊", min_size=1, max_size=4), max_size=4)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(SMALL, STOPS, st.lists(st.integers(0, 30)))
 def test_stops_do_not_depend_on_how_text_is_cut(
     text: str, stops: list[str], cuts: list[int]
@@ -111,7 +111,7 @@ def test_stops_do_not_depend_on_how_text_is_cut(
     assert (sent, finder.hit) == (expected, stop)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(WILD, st.lists(st.sampled_from(["日", "本🌊", "\n ", "a"]), max_size=2))
 def test_an_answer_stops_the_same_token_by_token(text: str, stops: list[str]) -> None:
     tokenizer = BYTE_LEVEL()

@@ -1,6 +1,7 @@
 """The HTTP server in this loop: uvicorn without its own signals and logging."""
 
 import contextlib
+import os
 import socket
 from collections.abc import Generator
 
@@ -75,7 +76,7 @@ def _bind(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise ConfigError(
-            f"can't listen on {host}:{port}: {error.strerror or error}; "
+            f"can't listen on {host}:{port}: {os.strerror(error.errno or 0)}; "
             "choose another http_port",
             key="http_port",
         ) from error

@@ -3,6 +3,7 @@
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from kvtide.gateway.api.completions import completion_routes
 from kvtide.gateway.api.door import Door
@@ -13,13 +14,22 @@ from kvtide.gateway.api.request_ids import RequestIds
 from kvtide.runtime.metrics import version
 
 
-def make_application(door: Door, registry: CollectorRegistry) -> FastAPI:
+def make_application(door: Door, registry: CollectorRegistry) -> ASGIApp:
     """Everything over HTTP. Only pure ASGI middleware: others hide the disconnect."""
     app = FastAPI(title="kvtide", version=version(), redirect_slashes=False)
-    app.include_router(completion_routes(door))
-    app.include_router(model_routes(door))
-    app.include_router(probe_routes(door, registry))
+    routers = (
+        completion_routes(door),
+        model_routes(door),
+        probe_routes(door, registry),
+    )
+    for router in routers:
+        app.include_router(router)
     add_problem_handlers(app)
-    paths = frozenset(r.path for r in app.routes if isinstance(r, Route))
-    app.add_middleware(RequestIds, metrics=door.metrics, routes=paths)
-    return app
+    paths = frozenset(
+        route.path
+        for router in routers
+        for route in router.routes
+        if isinstance(route, Route)
+    )
+    # outside of everything, so that the answer to a bug has an id too
+    return RequestIds(app, metrics=door.metrics, routes=paths)

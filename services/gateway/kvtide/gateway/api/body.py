@@ -59,13 +59,7 @@ def parse(model: type[Model], body: bytes) -> Model:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        if first["type"] == "json_invalid":
-            raise ApiError(400, first["msg"], code="invalid_json") from error
-        if not first["loc"]:
-            raise ApiError(400, "the request body is not a JSON object") from error
-        param = _param(first["loc"])
-        raise bad_param(param, f"{param}: {first['msg']}") from error
+        raise _problem(error) from error
 
 
 async def read(request: Request, model: type[Model], limit: int) -> Model:
@@ -75,6 +69,35 @@ async def read(request: Request, model: type[Model], limit: int) -> Model:
     except ClientDisconnect as error:
         raise ApiError(400, "the client went away") from error
     return parse(model, body)
+
+
+def _problem(error: ValidationError) -> ApiError:
+    found = error.errors(include_url=False, include_input=False)
+    if found[0]["type"] == "json_invalid":
+        return ApiError(400, found[0]["msg"], code="invalid_json")
+    if not found[0]["loc"]:
+        return ApiError(400, "the request body is not a JSON object")
+    # a union reports each of its members: more than a wrong type says which was meant
+    param = _param(found[0]["loc"])
+    place = found[0]["loc"][0]
+    alike = [e for e in found if e["loc"][0] == place]
+    telling = [e for e in alike if not e["type"].endswith("_type")]
+    if telling:
+        param = _param(telling[0]["loc"])
+        return bad_param(param, f"{param}: {telling[0]['msg']}")
+    if len(alike) == 1:
+        return bad_param(param, f"{param}: {found[0]['msg']}")
+    param = _param(_shared([e["loc"] for e in alike]))
+    return bad_param(param, f"{param}: the value is of none of the accepted types")
+
+
+def _shared(places: list[tuple[int | str, ...]]) -> tuple[int | str, ...]:
+    """How all of ``places`` begin."""
+    first = places[0]
+    for size in range(len(first), 1, -1):
+        if all(place[:size] == first[:size] for place in places):
+            return first[:size]
+    return first[:1]
 
 
 def _param(loc: tuple[int | str, ...]) -> str:

@@ -12,17 +12,20 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from kvtide.gateway.api.problems import ApiError, internal, of_gateway
+from kvtide.gateway.api.request_ids import request_id
 from kvtide.gateway.errors import GatewayError
 
-LINGER_S = 2.0
+LINGER_S = 20.0
+LINGER_BYTES = 128 * 1024 * 1024
 
 log = structlog.get_logger("kvtide.gateway.api")
 
 
 class ProblemResponse(Response):
-    """An error. After a 413 the rest of the body is thrown away for a moment.
+    """An error. After a 413 the rest of the body is thrown away, within limits.
 
-    A client that still sends would get a reset, and never see why.
+    The error is sent at once; but a client that reads only when it has sent all
+    would meet a reset, and never see why.
     """
 
     media_type = "application/json"
@@ -56,10 +59,12 @@ class ProblemResponse(Response):
 async def _discard(receive: Receive) -> None:
     try:
         async with asyncio.timeout(LINGER_S):
-            more = True
-            while more:
+            left = LINGER_BYTES
+            while left > 0:
                 message = await receive()
-                more = message["type"] == "http.request" and message.get("more_body")
+                if message["type"] != "http.request" or not message.get("more_body"):
+                    return
+                left -= len(message.get("body", b""))
     except TimeoutError:
         return
 
@@ -83,7 +88,12 @@ def add_problem_handlers(app: FastAPI) -> None:
         return ProblemResponse(ApiError(400, str(error)))
 
     async def of_bug(request: Request, error: Exception) -> Response:
-        log.error("request failed", path=request.url.path, exc_info=error)
+        log.error(
+            "request failed",
+            request=request_id(request),
+            path=request.url.path,
+            exc_info=error,
+        )
         return ProblemResponse(internal())
 
     app.add_exception_handler(GatewayError, of_ours)

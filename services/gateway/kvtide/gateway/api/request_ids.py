@@ -39,13 +39,23 @@ class RequestIds:
         path: str = scope["path"]
         route = path if path in self._routes else "other"
 
+        complete = False
+
         async def send_with_id(message: Message) -> None:
+            nonlocal complete
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)[HEADER] = shown
                 self._metrics.http.labels(route, str(message["status"])).inc()
+            elif message["type"] == "http.response.body":
+                complete = not message.get("more_body", False)
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            # a bug that was answered and logged need not end the connection too
+            if not complete:
+                raise
 
 
 def request_id(request: Request) -> RequestId:
