@@ -1,6 +1,7 @@
 """Lives that end by a pause: a store's and a worker's, each fenced in place."""
 
 from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,35 @@ async def test_a_put_without_a_store_is_only_not_pooled(here: World) -> None:
     await worker.pool.release(worker.lease())
     assert await worker.pool.read_parts([], LAYOUT, timeout_s=1) == []
     assert worker.node.roster.get(NodeId("store")) is None
+
+
+async def test_another_store_of_the_host_takes_over(here: World) -> None:
+    worker = await here.worker()
+    chain = keys(1)
+    async with AsyncExitStack() as life:
+        await here.store("store-a", stack=life)
+        await until(lambda: worker.pool.ready, "the worker found the first store")
+        second = await here.store("store-b")
+        await worker.store_blocks(chain)
+        assert worker.pool.store is not None
+        assert worker.pool.store.node == "store-a"
+    machine = second.machine
+    assert machine is not None
+    await until(lambda: worker.pool.store == machine.store, "the second one took over")
+    assert await worker.store_blocks(chain, "again") == (BlockState.STORED,)
+    (copy,) = await worker.located(chain)
+    assert copy.slot.node == "store-b"
+
+
+async def test_a_client_that_closes_lets_go_at_once(here: World) -> None:
+    store = await here.store()
+    machine = store.machine
+    assert machine is not None
+    worker = await here.linked_worker()
+    puts = [await worker.begin([None], request) for request in ("one", "two", "two")]
+    assert machine.load().leases == 2
+    await worker.pool.close()
+    assert all(put.closed for put in puts)
+    await until(lambda: machine.load().leases == 0, "the releases came")
+    assert machine.load().reserved_slots == 0
+    assert worker.node.roster.is_live(worker.node.ref)
