@@ -37,6 +37,8 @@ from kvtide.catalog.rows import signed, unsigned
 from kvtide.catalog.tables import metadata
 from kvtide.kv import BlockKey, NodeId, RequestId, TenantId, Tier
 
+pytestmark = pytest.mark.timeout(240)  # starts servers and processes
+
 NODE = NodeRow(
     node=NodeId("store-a"),
     epoch=1_790_000_000_123,

@@ -26,6 +26,8 @@ from kvtide.catalog.database import journal_mode, open_engine, transaction
 from kvtide.kv import NodeId, TenantId
 from kvtide.runtime import ConfigError, SystemClock
 
+pytestmark = pytest.mark.timeout(240)  # waits on real databases
+
 NODE = NodeRow(NodeId("s"), 1, ("store",), "h", "ready", "", 1.0)
 QUICK = WriterLimits(
     capacity=50, batch=10, linger_s=0.01, first_pause_s=0.05, longest_pause_s=0.2
@@ -90,12 +92,12 @@ async def test_the_writer_outlives_a_lock_and_repairs(
     with locked(tmp_path):
         for number in range(200):
             writer.put(tenant(number))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while writer.available:  # noqa: ASYNC110 - nobody could set an event
                 await asyncio.sleep(0.01)
         assert writer.backlog == QUICK.capacity
         assert writer.dropped == 150
-    assert await writer.flushed(timeout_s=20)
+    assert await writer.flushed(timeout_s=60)
     assert repairs == [1]
     assert await catalog.tenants() == tuple(tenant(n) for n in range(150, 200))
     await writer.close()
@@ -152,7 +154,7 @@ async def test_sqlite_runs_with_write_ahead_logging(
     await engine.dispose()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_postgres_that_is_killed_and_comes_back() -> None:
     with postgres_server() as server:
         if server.process is None:
@@ -162,18 +164,18 @@ async def test_postgres_that_is_killed_and_comes_back() -> None:
             writer = Writer(catalog, clock=SystemClock(), limits=QUICK)
             writer.start()
             writer.put(NODE)
-            assert await writer.flushed(timeout_s=20)
+            assert await writer.flushed(timeout_s=60)
             server.kill()
             for number in range(100):
                 writer.put(tenant(number))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while writer.available:  # noqa: ASYNC110 - nobody could set an event
                     await asyncio.sleep(0.01)
             assert 0 < writer.backlog <= QUICK.capacity
             with pytest.raises(CatalogUnavailableError):
                 await catalog.nodes()
             server.restart()
-            assert await writer.flushed(timeout_s=30)
+            assert await writer.flushed(timeout_s=60)
             assert len(await catalog.tenants()) == QUICK.capacity
             assert await catalog.nodes() == (NODE,)
             await writer.close()

@@ -83,7 +83,7 @@ async def test_changes_are_written_in_order_in_batches_after_one_migration() -> 
             writer.put(each)
         assert sink.batches == []
         await clock.advance(0.1)
-        assert await writer.flushed(timeout_s=5)
+        assert await writer.flushed(timeout_s=30)
         assert sink.written == rows(9)
         assert [len(batch) for batch in sink.batches] == [4, 4, 1]
         writer.put(row(9))
@@ -185,7 +185,7 @@ async def test_close_writes_what_is_queued_without_lingering() -> None:
     async with writing(sink) as (writer, _):
         await asyncio.sleep(0)  # the writer's task waits for work
         writer.put(row(0))
-        await writer.close(timeout_s=5)
+        await writer.close(timeout_s=30)
         assert sink.written == [row(0)]
         writer.put(row(1))
         assert (writer.dropped, writer.backlog) == (1, 0)
