@@ -13,6 +13,9 @@ from kvtide.bus.messages import (
     PrefillDone,
     PrefillTimes,
     SamplingSpec,
+    TokenAck,
+    TokenPage,
+    TokenPull,
     Tokens,
 )
 from kvtide.decode import events
@@ -313,3 +316,23 @@ class World:
             else:
                 return
         raise AssertionError("it never ends")
+
+
+def ack(name: str, index: int, *, finished: bool = True) -> events.AckArrived:
+    return events.AckArrived(
+        TokenAck(
+            request=RequestId(name),
+            attempt=1,
+            choice=0,
+            index=index,
+            finished=finished,
+        )
+    )
+
+
+def pull(world: World, name: str, index: int) -> TokenPage:
+    asked = TokenPull(request=RequestId(name), attempt=1, choice=0, index=index)
+    world.tell(events.PullArrived(asked))
+    page = world.replies[-1]
+    assert isinstance(page, TokenPage)
+    return page
