@@ -30,6 +30,7 @@ from kvtide.transfer.handles import (
     WriteSlice,
 )
 from kvtide.transfer.interface import (
+    Notified,
     Observer,
     PeerGone,
     TransferEndpoint,
@@ -37,9 +38,11 @@ from kvtide.transfer.interface import (
 )
 from kvtide.transfer.memory import MemoryEndpoint, MemoryFabric
 from kvtide.transfer.memory_peer import Fault, FaultPlan
+from kvtide.transfer.metrics import PrometheusObserver
 from kvtide.transfer.peer import SocketPeer
 from kvtide.transfer.regions import Region
 from kvtide.transfer.shm import shm_host, sweep_shm
+from kvtide.transfer.topology import Topology
 from kvtide.transfer.transfer import Transfer
 
 Peer = TransferPeer
@@ -57,12 +60,14 @@ __all__ = [
     "FaultPlan",
     "MemoryEndpoint",
     "MemoryFabric",
+    "Notified",
     "Observer",
     "Operation",
     "OutOfBounds",
     "Peer",
     "PeerGone",
     "Priority",
+    "PrometheusObserver",
     "ReadSlice",
     "Refused",
     "Region",
@@ -70,6 +75,7 @@ __all__ = [
     "SocketPeer",
     "StaleEpoch",
     "TimedOut",
+    "Topology",
     "Transfer",
     "TransferEndpoint",
     "TransferError",

@@ -27,6 +27,7 @@ from kvtide.transfer.rdma_owner import RdmaOwner
 from kvtide.transfer.regions import Region, RegionTable
 from kvtide.transfer.server import Identity, Server
 from kvtide.transfer.shm import create, private_memory, shm_host, sweep_shm
+from kvtide.transfer.topology import Topology
 from kvtide.transfer.verbs import Device, device_names
 
 log = logging.getLogger("kvtide.transfer")
@@ -45,6 +46,7 @@ class Endpoint(TransferEndpoint):
     (``listen_host`` is then "0.0.0.0").
     ``rdma_devices`` are the RDMA devices to use, None: all that there are; the i-th of
     ours talks to the i-th of a peer's, as in a network with one rail per device.
+    ``topology`` says which of them are far from "cpu:0", where we stage bytes.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Endpoint(TransferEndpoint):
         most_connections: int = 1024,
         observer: Observer | None = None,
         rdma_devices: Sequence[str] | None = (),
+        topology: Topology | None = None,
     ) -> None:
         """Nothing is opened before ``start``.
 
@@ -85,6 +88,7 @@ class Endpoint(TransferEndpoint):
         self._lanes = lanes
         self._observer = observer
         self._rdma_devices = rdma_devices
+        self._topology = topology or Topology({})
         self._rdma: RdmaOwner | None = None
         self._alarm = Alarm(clock)
         self._copiers = ThreadPoolExecutor(copy_threads, "transfer-copy")
@@ -282,6 +286,7 @@ class Endpoint(TransferEndpoint):
             self._shm_dir if near else None,
             self._lanes,
             () if self._rdma is None else tuple(self._rdma.devices),
+            self._topology,
         )
         hosts = tuple(address.host.split(","))
         dialer = Dialer(address, hosts, self.node, self.epoch, self._key, self._clock)

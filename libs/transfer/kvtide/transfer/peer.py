@@ -44,6 +44,7 @@ from kvtide.transfer.regions import check_range
 from kvtide.transfer.requests import Request
 from kvtide.transfer.schedule import Rail
 from kvtide.transfer.tcp import TcpCarrier
+from kvtide.transfer.topology import Topology
 from kvtide.transfer.transfer import Transfer
 from kvtide.transfer.verbs import Device
 from kvtide.transfer.wire import Kind, check_handle
@@ -65,6 +66,7 @@ class PeerSetup:
     shm_dir: Path | None
     lanes: int
     rdma: Sequence[Device]
+    topology: Topology
 
 
 class SocketPeer(TransferPeer):
@@ -137,7 +139,10 @@ class SocketPeer(TransferPeer):
             log.info("peer %s has no RDMA: TCP is used", self.node)
         return [
             (
-                Rail(device.name),
+                Rail(
+                    device.name,
+                    penalty=self._setup.topology.penalty("cpu:0", device.name),
+                ),
                 partial(
                     RdmaCarrier,
                     self.node,
