@@ -12,6 +12,8 @@ from kvtide.kv import Located, Tier
 from kvtide.policy.views import Ask, Copy, DecodeWorker, PrefillWorker
 
 _S_TO_MS = 1000.0
+_LEAST_TOKENS_PER_S = 0.01
+"""Keeps estimates finite, whatever a worker reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,8 @@ class CostModel:
         seeds = self.seeds
         least = seeds.load_bytes_per_s * seeds.least_load_share
         load = worker.load_bytes_per_s or seeds.load_bytes_per_s
-        return Rates(worker.tokens_per_s or seeds.tokens_per_s, max(load, least))
+        pace = worker.tokens_per_s or seeds.tokens_per_s
+        return Rates(max(pace, _LEAST_TOKENS_PER_S), max(load, least))
 
     def queue_ms(self, worker: PrefillWorker, rates: Rates) -> float:
         """Until all that waits or runs there now is computed."""

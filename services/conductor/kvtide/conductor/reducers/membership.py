@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from kvtide.bus.messages import Beat, NodeState
 from kvtide.kv import ModelFacts, NodeId, NodeRef, Role
 
+_MODELS_LIMIT = 256
+
 
 @dataclass(frozen=True, slots=True)
 class ModelWorkers:
@@ -16,12 +18,22 @@ class ModelWorkers:
     decodes: tuple[Beat, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Who is ready for a model, by name; loads change far more often than this."""
+
+    facts: ModelFacts
+    prefills: tuple[NodeId, ...]
+    decodes: tuple[NodeId, ...]
+
+
 class Membership:
     """The newest beat of each live node. A node that is gone is not in it."""
 
     def __init__(self) -> None:
         """Start with nobody."""
         self._beats: dict[NodeId, Beat] = {}
+        self._lines: dict[str, _Line | None] = {}
 
     def __len__(self) -> int:
         """Live nodes."""
@@ -32,6 +44,8 @@ class Membership:
         before = self._beats.get(beat.node.node)
         if before is None or before.node.epoch <= beat.node.epoch:
             self._beats[beat.node.node] = beat
+            if before is None or _offer(before) != _offer(beat):
+                self._lines.clear()
         return before
 
     def gone(self, ref: NodeRef) -> Beat | None:
@@ -39,6 +53,7 @@ class Membership:
         beat = self._beats.get(ref.node)
         if beat is None or beat.node != ref:
             return None
+        self._lines.clear()
         return self._beats.pop(ref.node)
 
     def get(self, node: NodeId) -> Beat | None:
@@ -55,15 +70,10 @@ class Membership:
         beats = sorted(self._beats.items())
         return tuple(beat for _, beat in beats if role in beat.roles)
 
-    def ready(self, role: Role, excluded: Collection[NodeId] = ()) -> tuple[Beat, ...]:
+    def ready(self, role: Role) -> tuple[Beat, ...]:
         """Nodes of a role that take new work, by name."""
-        return tuple(
-            beat
-            for node, beat in sorted(self._beats.items())
-            if role in beat.roles
-            and beat.state is NodeState.READY
-            and node not in excluded
-        )
+        live = self.live(role)
+        return tuple(beat for beat in live if beat.state is NodeState.READY)
 
     def workers(self, model: str, excluded: Collection[NodeId]) -> ModelWorkers | None:
         """The ready workers for ``model``; None if no ready worker announces it.
@@ -71,6 +81,22 @@ class Membership:
         Should workers disagree on what the model is (a rolling change of weights), those
         of the facts that most of them announce are taken: KV never crosses the two.
         """
+        if model not in self._lines:
+            # names come from clients: without this, a flood of them would stay
+            if len(self._lines) >= _MODELS_LIMIT:
+                self._lines.clear()
+            self._lines[model] = self._line(model)
+        line = self._lines[model]
+        if line is None:
+            return None
+        beats = self._beats
+        return ModelWorkers(
+            line.facts,
+            tuple(beats[node] for node in line.prefills if node not in excluded),
+            tuple(beats[node] for node in line.decodes if node not in excluded),
+        )
+
+    def _line(self, model: str) -> _Line | None:
         votes: dict[ModelFacts, int] = {}
         for beat in self._beats.values():
             if beat.state is not NodeState.READY:
@@ -81,14 +107,16 @@ class Membership:
         if not votes:
             return None
         chosen = max(votes, key=lambda facts: (votes[facts], facts.digest))
-        return ModelWorkers(
-            chosen,
-            self._of(Role.PREFILL, chosen, excluded),
-            self._of(Role.DECODE, chosen, excluded),
+        return _Line(
+            chosen, self._of(Role.PREFILL, chosen), self._of(Role.DECODE, chosen)
         )
 
-    def _of(
-        self, role: Role, facts: ModelFacts, excluded: Collection[NodeId]
-    ) -> tuple[Beat, ...]:
-        ready = self.ready(role, excluded)
-        return tuple(beat for beat in ready if facts in beat.models)
+    def _of(self, role: Role, facts: ModelFacts) -> tuple[NodeId, ...]:
+        return tuple(
+            beat.node.node for beat in self.ready(role) if facts in beat.models
+        )
+
+
+def _offer(beat: Beat) -> tuple[object, ...]:
+    """What decides whether a node is a candidate, and for what."""
+    return beat.node, beat.roles, beat.state, beat.models
