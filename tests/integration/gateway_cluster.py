@@ -85,6 +85,8 @@ class Script:
     step_s: float = 0.0
     reject: RejectCode | None = None
     conductor_silent: bool = False
+    silent_node: str = ""
+    """A conductor that does not answer, while others do."""
     refuse: RefuseCode | None = None
     reused: int = 0
     hold_at: int = -1
@@ -151,7 +153,8 @@ class Cluster:
         message = incoming.message
         assert isinstance(message, Admit)
         self.admits.append(message)
-        if self.script.conductor_silent:
+        named = f".{self.script.silent_node}." in incoming.subject
+        if self.script.conductor_silent or named:
             return None
         if self.script.reject is not None:
             return Rejected(

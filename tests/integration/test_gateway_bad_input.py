@@ -111,6 +111,7 @@ BAD_MESSAGES: list[tuple[object, str]] = [
         "messages[0].content[0].type",
     ),
     ([{"role": "user", "content": "x " * 600}], "messages"),
+    ([{"role": "user", "content": "x" * 60000}], "messages"),
 ]
 
 

@@ -150,6 +150,19 @@ async def test_a_stream_goes_on_at_another_decode_worker(running: Running) -> No
     assert len(work.tokens) == work.prompt_tokens + 6
 
 
+@pytest.mark.parametrize("silent", [1, 2])
+async def test_a_silent_conductor_is_passed_over(running: Running, silent: int) -> None:
+    cluster = running.cluster
+    async with (
+        open_memory_node(cluster.hub, cluster.clock, Role.CONDUCTOR, number=2) as node,
+        httpx.AsyncClient(base_url=running.url, timeout=20) as http,
+    ):
+        await cluster.serve(node, Role.CONDUCTOR)
+        running.script.silent_node = f"conductor-{silent}"
+        assert (await http.post("/v1/chat/completions", json=CHAT)).is_success
+    assert len({work.request for work in cluster.decodes}) == 1
+
+
 async def test_silence_is_filled_with_pings(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, ping_s=0.05) as running:
         running.script.hold_at = 3

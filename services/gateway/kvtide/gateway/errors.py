@@ -21,12 +21,16 @@ class ModelTextError(GatewayError):
 
 
 class PromptError(GatewayError):
-    """The client's input makes no prompt. ``param`` names the field."""
+    """The client's input makes no prompt. ``param`` names the field.
 
-    def __init__(self, message: str, *, param: str) -> None:
-        """Keep the field's name beside the message."""
+    ``code`` is OpenAI's word for it, if there is one.
+    """
+
+    def __init__(self, message: str, *, param: str, code: str | None = None) -> None:
+        """Keep both beside the message."""
         super().__init__(message)
         self.param = param
+        self.code = code
 
 
 class UnavailableError(GatewayError):

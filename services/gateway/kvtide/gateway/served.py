@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvtide.bus import Member, Node
-from kvtide.gateway.errors import UnavailableError
+from kvtide.gateway.errors import PromptError, UnavailableError
 from kvtide.gateway.text import ModelText
 from kvtide.gateway.text.chat import ChatMessage
 from kvtide.kv import BlockKey, KeySpace, ModelFacts, Role, SpaceId, TenantId
@@ -107,7 +107,8 @@ class ServedModel:
     # ---- text
 
     async def encode_prompt(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """See ``ModelText.encode_prompt``."""
+        """See ``ModelText.encode_prompt``; a hopeless length is refused before."""
+        self._check_chars(len(text), "prompt")
 
         def encode() -> list[int]:
             return self.text.encode_prompt(text, add_special_tokens=add_special_tokens)
@@ -121,7 +122,7 @@ class ServedModel:
         add_generation_prompt: bool,
         variables: Mapping[str, object],
     ) -> list[int]:
-        """See ``ModelText.encode_chat``."""
+        """See ``ModelText.encode_chat``; a hopeless length is refused before."""
 
         def encode() -> list[int]:
             return self.text.encode_chat(
@@ -131,7 +132,21 @@ class ServedModel:
             )
 
         size = sum(len(str(message.get("content"))) for message in messages)
+        self._check_chars(size, "messages")
         return await self._run(size, encode)
+
+    def _check_chars(self, chars: int, param: str) -> None:
+        facts = self.find_facts()
+        if facts is None:
+            return
+        limit = facts.max_tokens * self.text.longest_token_chars
+        if chars > limit:
+            raise PromptError(
+                f"this model's context is {facts.max_tokens} tokens, which {chars} "
+                "characters are more than in any case",
+                param=param,
+                code="context_length_exceeded",
+            )
 
     async def prompt(self, ids: Sequence[int], space: KeySpace) -> Prompt:
         """The prompt with its keys."""

@@ -54,6 +54,7 @@ class Session:
     """The asyncio face of a ``Life``. Lives in one loop.
 
     What the life answers goes to ``on_answer``, ending with one ``Finish`` or ``Fail``.
+    ``wake_s`` is when it next wants a ``Tick``.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Session:
     ) -> None:
         """Nothing is sent before ``tell(Submitted())``."""
         self.life = life
+        self.wake_s = float("inf")
         self._courier = courier
         self._now_s = now_s
         self._on_answer = on_answer
@@ -86,6 +88,7 @@ class Session:
                 self._on_ended(command.message)
             else:
                 self._courier.send(command, self.tell)
+        self.wake_s = self.life.wake_s
 
     def leave(self) -> None:
         """The client is gone, or has its answer: what still runs is cancelled."""

@@ -77,13 +77,14 @@ class Gateway:
         self._sessions: dict[RequestId, Session] = {}
         self._owners: dict[tuple[Stage, NodeRef], int] = {}
         self._owned_seq = 0
+        self._open = 0
         self._draining = False
         self._inbox: Subscription | None = None
 
     @property
     def open_requests(self) -> int:
         """Requests without their terminal answer."""
-        return sum(not s.life.answered for s in self._sessions.values())
+        return self._open
 
     @property
     def draining(self) -> bool:
@@ -147,7 +148,7 @@ class Gateway:
         life = Life(spec, space, text, self._limits)
         session = Session(life, self._courier, self._now_s, on_answer, self._on_ended)
         self._sessions[spec.request] = session
-        self._count()
+        self._count(1)
         session.tell(Submitted())
         return session
 
@@ -183,6 +184,7 @@ class Gateway:
         self._tell_all(Aborted("the gateway was paused for too long"))
 
     def _on_ended(self, record: RequestEnded) -> None:
+        self._count(-1)
         self._metrics.ended(record)
         log.info(
             "request ended",
@@ -210,18 +212,17 @@ class Gateway:
         while True:
             await self.node.clock.sleep(TICK_S)
             now_s = self._now_s()
-            due = [s for s in self._sessions.values() if s.life.wake_s <= now_s]
+            due = [s for s in self._sessions.values() if s.wake_s <= now_s]
             for session in due:
                 session.tell(Tick())
             over = [r for r, s in self._sessions.items() if s.life.over]
             for request in over:
                 del self._sessions[request]
-            self._count()
 
-    def _count(self) -> None:
-        count = self.open_requests
-        self._metrics.open_requests.set(count)
-        self.node.report(GatewayLoad(open_requests=count))
+    def _count(self, change: int) -> None:
+        self._open += change
+        self._metrics.open_requests.set(self._open)
+        self.node.report(GatewayLoad(open_requests=self._open))
 
     async def _tell_owners(self) -> None:
         while True:

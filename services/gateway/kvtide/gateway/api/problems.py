@@ -122,7 +122,7 @@ def of_gateway(error: GatewayError) -> ApiError:
         case ApiError():
             return error
         case PromptError():
-            return bad_param(error.param, str(error))
+            return bad_param(error.param, str(error), code=error.code)
         case UnavailableError():
             return ApiError(
                 503,

@@ -60,6 +60,8 @@ class ModelText:
         self._plain = Tokenizer.from_str(without_added(serialised, self._controls.all))
         self._bos = self._find_bos(config)
         self._newline = self._encode("\n")
+        vocab = tokenizer.get_vocab(with_added_tokens=True)
+        self.longest_token_chars = max(map(len, vocab))
 
     @classmethod
     def read(cls, folder: Path, wall_s: Callable[[], float]) -> Self:
