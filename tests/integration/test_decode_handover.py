@@ -186,6 +186,28 @@ async def test_seeded_sampling_does_not_depend_on_the_batch(
     assert together[0].ids == alone.ids
 
 
+async def test_what_a_gone_gateway_owned_is_freed(
+    cluster: Cluster, gateway: PretendedGateway, text: Tokenizer
+) -> None:
+    async with pretended_gateway(
+        cluster.nats.url, cluster.state_dir, cluster.shm_dir(), "gateway-gone"
+    ) as leaving:
+        for name in ("prefill-0", "decode-0"):
+            await leaving.member(name)
+        asked = await leaving.send(prompt(text, 300, 750), 2000)
+        await leaving.until(asked, lambda: asked.ids)
+    await settled(cluster, gateway)
+
+
+async def test_a_lost_cancel_is_made_good_by_the_owner_list(
+    cluster: Cluster, gateway: PretendedGateway, text: Tokenizer
+) -> None:
+    asked = await gateway.send(prompt(text, 100, 770), 2000)
+    await gateway.until(asked, lambda: asked.ids)
+    del gateway.open[asked.ref]  # the next lists miss it, and no cancel was sent
+    await settled(cluster, gateway)
+
+
 async def computing(
     cluster: Cluster, gateway: PretendedGateway, name: str, asked: Asked
 ) -> None:
