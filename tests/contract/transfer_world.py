@@ -2,6 +2,7 @@
 
 # ruff: noqa: S108
 
+import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -38,7 +39,7 @@ RDMA = pytest.param(
         pytest.mark.skipif(not rdma_devices(), reason="no RDMA device"),
     ],
 )
-TRANSPORTS = ("memory", "shm", "tcp", "private", RDMA)
+TRANSPORTS = ("memory", "shm", "tcp", "private", "file", RDMA)
 
 
 class World:
@@ -47,12 +48,13 @@ class World:
     def __init__(self, transport: str, stack: AsyncExitStack) -> None:
         self.transport = transport
         self._stack = stack
+        self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         self._fabric = MemoryFabric(SystemClock())
 
     @property
     def path(self) -> str:
         """What the peers must say."""
-        return "shm" if self.transport == "private" else self.transport
+        return "shm" if self.transport in ("private", "file") else self.transport
 
     @property
     def mappable(self) -> bool:
@@ -91,6 +93,11 @@ class Pair:
         if world.transport == "private":
             # registered memory has no name that others could map
             self.region = owner.register(bytearray(MIB), name="arena")
+        elif world.transport == "file":
+            assert isinstance(owner, Endpoint)
+            path = world.folder / "segment"
+            path.write_bytes(bytes(MIB))
+            self.region = owner.register_file(path, name="arena", writable=True)
         else:
             self.region = owner.allocate(MIB, name="arena")
         self.region.view[:] = pattern(MIB)

@@ -18,6 +18,7 @@ from kvtide.transfer.errors import (
     TransferError,
     Unreachable,
 )
+from kvtide.transfer.files import SegmentFile
 from kvtide.transfer.handles import (
     PROTOCOL,
     Access,
@@ -72,6 +73,7 @@ __all__ = [
     "Refused",
     "Region",
     "RegionHandle",
+    "SegmentFile",
     "SocketPeer",
     "StaleEpoch",
     "TimedOut",

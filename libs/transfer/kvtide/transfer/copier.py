@@ -2,11 +2,13 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from typing import Protocol
 
 from kvtide.transfer.buffers import copy_and_hash
 from kvtide.transfer.errors import TransferError, Unreachable
+from kvtide.transfer.handles import RegionHandle
 from kvtide.transfer.mappings import Mappings
 from kvtide.transfer.plan import Piece
 from kvtide.transfer.regions import check_range
@@ -15,19 +17,96 @@ from kvtide.transfer.transfer import Transfer
 
 log = logging.getLogger("kvtide.transfer")
 
-PATH = "shm"
 AT_ONCE_BYTES = 64 << 10
 """So little is copied sooner than another thread is woken."""
 
 
-class Copier:
-    """Of one peer on this host. Thread-safe."""
+class Mover(Protocol):
+    """Reaches a peer's regions from this process, without the peer."""
 
-    def __init__(self, mappings: Mappings, threads: Executor, node: str) -> None:
+    @property
+    def path(self) -> str:
+        """The transport's name."""
+        ...
+
+    def reaches(self, handle: RegionHandle, *, writable: bool) -> bool:
+        """Whether it does; may ask the owner, and raises what the owner answers."""
+        ...
+
+    def known(self, handle: RegionHandle, *, writable: bool) -> bool:
+        """Whether ``move`` would be done as soon as a copy."""
+        ...
+
+    def move(self, request: Request, at: int, piece: Piece) -> int:
+        """Move a piece; its xxh3_64. Raises a ``TransferError``."""
+        ...
+
+    def forget(self, region: int) -> None:
+        """The owner took the region back."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all."""
+        ...
+
+
+class SharedMover:
+    """Copies from and to shared memory."""
+
+    path = "shm"
+
+    def __init__(self, mappings: Mappings) -> None:
+        """Reach what ``mappings`` maps."""
+        self._mappings = mappings
+
+    def reaches(self, handle: RegionHandle, *, writable: bool) -> bool:
+        """See ``Mover``: by its name it does."""
+        del handle, writable
+        return True
+
+    def known(self, handle: RegionHandle, *, writable: bool) -> bool:
+        """See ``Mover``."""
+        return self._mappings.known(handle, writable=writable)
+
+    def move(self, request: Request, at: int, piece: Piece) -> int:
+        """See ``Mover``."""
+        memory = self._mappings.view(request.handles[at], writable=request.writes)
+        # the mapping's length is the owner's word, the handle's is the caller's
+        start = request.offsets[at]
+        check_range(start, piece.length, len(memory), piece.slice_index)
+        there = memory[start : start + piece.length]
+        here = request.views[at]
+        target, source = (there, here) if request.writes else (here, there)
+        transfer = request.transfer
+        return copy_and_hash(target, source, lambda: transfer.failed)
+
+    def forget(self, region: int) -> None:
+        """See ``Mover``."""
+        self._mappings.forget(region)
+
+    def close(self) -> None:
+        """See ``Mover``."""
+        self._mappings.close()
+
+
+class Copier:
+    """Gives requests of one peer to a mover, in threads. Thread-safe.
+
+    What the mover does not reach goes ``elsewhere``.
+    """
+
+    def __init__(
+        self,
+        mover: Mover,
+        threads: Executor,
+        node: str,
+        elsewhere: Callable[[Request], None],
+    ) -> None:
         """Copy in ``threads``."""
-        self.mappings = mappings
+        self.mover = mover
         self._threads = threads
         self._node = node
+        self._elsewhere = elsewhere
         self._lock = threading.Lock()
         self._waiting: dict[Request, Future[None]] = {}
         self._end: TransferError | None = None
@@ -44,7 +123,9 @@ class Copier:
                     self._waiting[request] = future
             except RuntimeError:
                 # the endpoint is closed, and its threads with it
-                request.transfer.fail(Unreachable("closed", node=self._node, path=PATH))
+                request.transfer.fail(
+                    Unreachable("closed", node=self._node, path=self.mover.path)
+                )
                 request.settle()
 
     def help(self, transfer: Transfer) -> None:
@@ -62,11 +143,11 @@ class Copier:
     def close(self, error: TransferError) -> None:
         """End all; copies under way end by themselves."""
         self._end = error
-        self.mappings.close()
+        self.mover.close()
 
     def _is_little(self, request: Request) -> bool:
         return request.nbytes <= AT_ONCE_BYTES and all(
-            self.mappings.known(handle, writable=request.writes)
+            self.mover.known(handle, writable=request.writes)
             for handle in request.handles
         )
 
@@ -77,18 +158,31 @@ class Copier:
 
     def _copy(self, request: Request) -> None:
         try:
+            if not self._reaches_all(request):
+                self._elsewhere(request)
+                return
             for at, piece in enumerate(request.pieces):
                 if not self._copy_piece(request, at, piece):
                     break
         except TransferError as error:
-            error.path = PATH
+            error.path = self.mover.path
             request.transfer.fail(error)
         except BaseException as error:
             log.exception("copying failed")
-            request.transfer.fail(TransferError(repr(error), path=PATH))
-            raise
-        finally:
+            request.transfer.fail(TransferError(repr(error), path=self.mover.path))
             request.settle()
+            raise
+        request.settle()
+
+    def _reaches_all(self, request: Request) -> bool:
+        for at, handle in enumerate(request.handles):
+            try:
+                if not self.mover.reaches(handle, writable=request.writes):
+                    return False
+            except TransferError as error:
+                error.slice_index = request.pieces[at].slice_index
+                raise
+        return True
 
     def _copy_piece(self, request: Request, at: int, piece: Piece) -> bool:
         transfer = request.transfer
@@ -100,16 +194,9 @@ class Copier:
             transfer.expire()
             return False
         try:
-            memory = self.mappings.view(request.handles[at], writable=request.writes)
-            # the mapping's length is the owner's word, the handle's is the caller's
-            start = request.offsets[at]
-            check_range(start, piece.length, len(memory), piece.slice_index)
+            digest = self.mover.move(request, at, piece)
         except TransferError as error:
             error.slice_index = piece.slice_index
             raise
-        there = memory[start : start + piece.length]
-        here = request.views[at]
-        target, source = (there, here) if request.writes else (here, there)
-        digest = copy_and_hash(target, source, lambda: transfer.failed)
         transfer.moved(piece, digest)
         return not transfer.failed

@@ -20,6 +20,7 @@ from kvtide.transfer.errors import (
     TransferError,
     Unreachable,
 )
+from kvtide.transfer.files import file_region
 from kvtide.transfer.handles import PROTOCOL, EndpointAddress
 from kvtide.transfer.interface import Notified, Observer, PeerGone, TransferEndpoint
 from kvtide.transfer.peer import PeerSetup, SocketPeer
@@ -213,6 +214,26 @@ class Endpoint(TransferEndpoint):
     def register(self, buffer: object, *, name: str, location: str = "cpu:0") -> Region:
         """See ``TransferEndpoint.register``."""
         return self._table.add(plain_view(buffer), name=name, location=location)
+
+    def register_file(self, path: Path, *, name: str, writable: bool = False) -> Region:
+        """Let peers reach a whole file, as long as it is now.
+
+        Peers that see the same file on this host read it directly, around the page
+        cache where the file system allows (path "file"); others through us. The file
+        must not shrink before ``deregister``.
+
+        Raises:
+            Unreachable: it can't be opened.
+            TransferError: it is empty.
+        """
+        view, file_name, dispose = file_region(path, writable=writable)
+        return self._table.add(
+            view,
+            name=name,
+            location=f"file:{path}",
+            shm_name=file_name,
+            dispose=dispose,
+        )
 
     async def deregister(self, region: Region) -> None:
         """See ``TransferEndpoint.deregister``."""

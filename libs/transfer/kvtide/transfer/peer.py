@@ -13,7 +13,7 @@ from kvtide.runtime import Clock
 from kvtide.transfer.alarm import Alarm
 from kvtide.transfer.buffers import check_targets, plain_view
 from kvtide.transfer.control import Control
-from kvtide.transfer.copier import Copier
+from kvtide.transfer.copier import Copier, SharedMover
 from kvtide.transfer.dial import Dialer
 from kvtide.transfer.dispatch import Dispatcher, MakeCarrier, RailReport
 from kvtide.transfer.errors import (
@@ -22,6 +22,7 @@ from kvtide.transfer.errors import (
     TransferError,
     Unreachable,
 )
+from kvtide.transfer.files import PREFIX, FileMover
 from kvtide.transfer.handles import (
     Operation,
     Priority,
@@ -84,6 +85,13 @@ class SocketPeer(TransferPeer):
         self._lock = threading.Lock()
         self._under_way: set[Transfer] = set()
         self._end: TransferError | None = None
+        self._files = Copier(
+            FileMover(self.node, setup.clock, self._ask_to_map),
+            setup.copiers,
+            self.node,
+            self._by_network,
+        )
+        self._mappings: Mappings | None = None
         self._copier: Copier | None = None
         self._dispatcher: Dispatcher | None = None
         self._path = "tcp"
@@ -92,8 +100,11 @@ class SocketPeer(TransferPeer):
             dialer, region_gone=self._region_gone, peer_gone=self._lost
         )
         if setup.shm_dir is not None:
-            mappings = Mappings(setup.shm_dir, self.node, setup.clock, self._ask_to_map)
-            self._copier = Copier(mappings, setup.copiers, self.node)
+            self._mappings = Mappings(
+                setup.shm_dir, self.node, setup.clock, self._ask_to_map
+            )
+            mover = SharedMover(self._mappings)
+            self._copier = Copier(mover, setup.copiers, self.node, self._by_network)
 
     def open(self, timeout_s: float) -> None:
         """Connect; raises as ``TransferEndpoint.connect``."""
@@ -217,10 +228,10 @@ class SocketPeer(TransferPeer):
     def map(self, handle: RegionHandle) -> memoryview:
         """See ``TransferPeer.map``."""
         check_handle(handle, self.node, self.epoch, 0)
-        if self._copier is None:
+        if self._mappings is None:
             raise Refused("the peer is on another host", node=self.node, path="tcp")
         writable = handle.capability[0] > 1
-        return self._copier.mappings.view(handle, writable=writable)
+        return self._mappings.view(handle, writable=writable)
 
     async def map_async(self, handle: RegionHandle) -> memoryview:
         """See ``TransferPeer.map_async``."""
@@ -278,8 +289,7 @@ class SocketPeer(TransferPeer):
             raise Unreachable("the peer is not connected", node=self.node)
         check_message(notify)
         piece_bytes, request_bytes = self._limits
-        near: list[Piece] = []
-        far: list[Piece] = []
+        sides: dict[str, list[Piece]] = {"shm": [], "file": [], "tcp": []}
         for index, view in enumerate(views):
             handle = handles[index]
             check_handle(handle, self.node, self.epoch, index)
@@ -288,8 +298,7 @@ class SocketPeer(TransferPeer):
             index = piece.slice_index
             if piece.length < len(views[index]) and piece.start == 0:
                 transfer.split(index, views[index])
-            mapped = self._copier is not None and handles[index].shm_name
-            (near if mapped else far).append(piece)
+            sides[self._way(handles[index])].append(piece)
         requests = [
             Request(
                 transfer,
@@ -303,7 +312,7 @@ class SocketPeer(TransferPeer):
                 sum(piece.length for piece in pieces),
                 path,
             )
-            for path, side in (("shm", near), ("tcp", far))
+            for path, side in sides.items()
             for pieces in group(side, request_bytes=request_bytes)
         ]
         with self._lock:
@@ -311,9 +320,23 @@ class SocketPeer(TransferPeer):
         finale = partial(self._notify_later, notify) if notify else None
         transfer.begin(len(requests), dispatcher.abort, self._help, finale)
         transfer.when_ended(partial(self._ended, transfer))
-        if self._copier is not None:
+        if self._copier is not None and sides["shm"]:
             self._copier.submit([each for each in requests if each.path == "shm"])
-        dispatcher.submit([each for each in requests if each.path != "shm"])
+        if sides["file"]:
+            self._files.submit([each for each in requests if each.path == "file"])
+        if sides["tcp"]:
+            dispatcher.submit([each for each in requests if each.path == "tcp"])
+
+    def _way(self, handle: RegionHandle) -> str:
+        if handle.shm_name.startswith(PREFIX):
+            return "file"
+        return "shm" if handle.shm_name and self._copier is not None else "tcp"
+
+    def _by_network(self, request: Request) -> None:
+        """A file of the peer that is not here as it is there."""
+        request.path = "tcp"
+        if self._dispatcher is not None:
+            self._dispatcher.submit([request])
 
     def _notify_later(self, message: bytes, transfer: Transfer) -> None:
         try:
@@ -334,6 +357,7 @@ class SocketPeer(TransferPeer):
     def _help(self, transfer: Transfer) -> None:
         if self._copier is not None:
             self._copier.help(transfer)
+        self._files.help(transfer)
         if self._dispatcher is not None:
             self._dispatcher.help(transfer)
 
@@ -344,7 +368,8 @@ class SocketPeer(TransferPeer):
 
     def _region_gone(self, region: int) -> None:
         if self._copier is not None:
-            self._copier.mappings.forget(region)
+            self._copier.mover.forget(region)
+        self._files.mover.forget(region)
 
     # ---- ends and errors
 
@@ -367,6 +392,7 @@ class SocketPeer(TransferPeer):
             dispatcher.finish(error)
         if self._copier is not None:
             self._copier.close(error)
+        self._files.close(error)
         self._left(self)
 
     def _ended(self, transfer: Transfer) -> None:
