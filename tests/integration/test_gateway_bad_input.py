@@ -39,7 +39,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     return error
 
 
-BAD_FIELDS: list[tuple[str, object, str | None]] = [
+BAD_FIELDS: list[tuple[str, object, str]] = [
     ("temperature", -0.1, "temperature"),
     ("temperature", 2.1, "temperature"),
     ("temperature", "0.5", "temperature"),
@@ -56,7 +56,7 @@ BAD_FIELDS: list[tuple[str, object, str | None]] = [
     ("n", 10**6, "n"),
     ("max_tokens", 0, "max_tokens"),
     ("max_tokens", -5, "max_tokens"),
-    ("max_tokens", 10**9, None),
+    ("max_tokens", 10**9, "max_tokens"),
     ("max_tokens", 10**30, "max_tokens"),
     ("max_tokens", 2.5, "max_tokens"),
     ("min_tokens", -1, "min_tokens"),
@@ -95,7 +95,7 @@ async def test_a_bad_field_is_named(http: httpx.AsyncClient, path: str) -> None:
         assert response.status_code == 400, (field, value, response.text)
         error = error_of(response)
         assert error["type"] == "invalid_request_error"
-        assert error["param"] in ((param,) if param else (field, "messages", "prompt"))
+        assert error["param"] == param
     assert (await http.post(path, json=good)).status_code == 200
 
 
