@@ -1,11 +1,14 @@
 """Files as regions: any offset and length, aligned or not, and what can go wrong."""
 
+# ruff: noqa: ASYNC240
+
 import os
 from pathlib import Path
 
 import pytest
 import xxhash
 from hypothesis import HealthCheck, given, settings, strategies as st
+
 from kvtide.runtime import SystemClock
 from kvtide.transfer import (
     Corrupt,
