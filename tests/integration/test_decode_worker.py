@@ -78,6 +78,37 @@ async def test_a_stop_lets_running_requests_end_and_leaves_with_0(
     assert code == 0, cluster.tail(cluster["worker-0"])
 
 
+async def test_between_hosts_everything_goes_over_tcp(
+    tmp_path: Path,
+) -> None:
+    folder = ensure_demo_model(default_cache_dir())
+    text = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = text_tokens(lambda part: text.encode(part).ids, 200, 60)
+    with Cluster(tmp_path / "hosts", prefill=1, decode=0, hosts=2) as cluster:
+        cluster.add("decode", 1)  # on the other host
+        await asyncio.to_thread(cluster.wait_ready)
+        async with pretended_gateway(
+            cluster.nats.url, cluster.state_dir, cluster.shm_dir()
+        ) as gateway:
+            hosts = {
+                name: (await gateway.member(name)).beat.host
+                for name in ("store-0", "store-1", "prefill-0", "decode-1")
+            }
+            assert hosts["prefill-0"] == hosts["store-0"] != hosts["store-1"]
+            assert hosts["decode-1"] == hosts["store-1"]
+            cold = await gateway.ask(ids, 60, decode="decode-1")
+            assert Oracle(folder).check(ids, cold.ids).right
+            copies = await gateway.pooled(ids, 3, "store-0")
+            warm = await gateway.ask(ids, 8, decode="decode-1", reuse=copies)
+            assert warm.ids == cold.ids[:8]
+            assert warm.reused_tokens == 192
+            # what decode completed went to the store on its own host
+            history = [*ids, *cold.ids]
+            assert await gateway.located(history, "store-1") == ()
+            beat = (await gateway.member("store-1")).beat
+            assert [load.used_slots for load in beat.load] == [1]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
 def test_a_model_that_cannot_be_served_ends_the_process_with_the_reason(
     tmp_path: Path,
 ) -> None:
