@@ -356,6 +356,7 @@ class Running:
     """A gateway that serves, and its cluster."""
 
     url: str
+    node: Node
     cluster: Cluster
     script: Script
     stop: asyncio.Event
@@ -400,7 +401,7 @@ async def running_gateway(
         if served.done():
             served.result()
         running = Running(
-            ready.result(), cluster, script, stop, served, registry, settings
+            ready.result(), node, cluster, script, stop, served, registry, settings
         )
         if workers:
             roster = node.roster

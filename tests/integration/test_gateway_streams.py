@@ -1,5 +1,6 @@
 """Clients that leave, workers that die, gateways that end: over real TCP."""
 
+# pyright: reportPrivateUsage=false
 import asyncio
 import json
 from collections.abc import AsyncGenerator
@@ -296,6 +297,24 @@ async def test_at_shutdown_what_does_not_finish_gets_an_error(tmp_path: Path) ->
         async with asyncio.timeout(10):
             await running.served
         assert running.cluster.running == 0
+
+
+async def test_a_gateway_that_was_paused_gives_up_what_it_had_and_goes_on(
+    running: Running,
+) -> None:
+    running.script.hold_at = 3
+    async with httpx.AsyncClient(base_url=running.url, timeout=20) as http:
+        async with http.stream(
+            "POST", "/v1/chat/completions", json={**CHAT, "stream": True}
+        ) as response:
+            await running.cluster.until(lambda: running.cluster.steps == 3)
+            await running.node._fence_self()
+            _, [last, _] = await stream_text(response)
+        assert "paused" in last["error"]["message"]
+        running.script.hold_at = -1
+        assert (await http.post("/v1/chat/completions", json=CHAT)).is_success
+    epochs = [work.gateway.epoch for work in running.cluster.decodes]
+    assert epochs == [1, 2]
 
 
 async def test_a_port_that_is_taken_is_named(running: Running, tmp_path: Path) -> None:

@@ -182,6 +182,7 @@ class Gateway:
         log.warning("paused for too long", epoch=ref.epoch)
         self._owners.clear()
         self._tell_all(Aborted("the gateway was paused for too long"))
+        self._count(0)  # the new life has said nothing of its load yet
 
     def _on_ended(self, record: RequestEnded) -> None:
         self._count(-1)
