@@ -360,6 +360,22 @@ async def test_silence_ends_at_the_deadline(
     assert into == region.view
 
 
+async def test_the_trace_goes_with_the_request(
+    owner: Endpoint, reader: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    region = owner.register(b"bytes", name="arena")
+    peer = await reader.connect(owner.address)
+    into = memoryview(bytearray(5))
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    with caplog.at_level(logging.DEBUG, "kvtide.transfer"):
+        slices = [ReadSlice(region.handle(), 0, into)]
+        await peer.read(slices, timeout_s=10, trace=trace)
+        # the owner logs after its answer, in its own thread
+        async with asyncio.timeout(10):
+            while trace not in [vars(r).get("trace") for r in caplog.records]:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+
 async def test_nothing_listens(reader: Endpoint) -> None:
     async with make("other") as other:
         address = other.address

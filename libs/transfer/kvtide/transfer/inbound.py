@@ -1,5 +1,6 @@
 """One proved inbound connection: answers its requests in order, in one thread."""
 
+import logging
 import struct
 import threading
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ from kvtide.transfer.wire import (
     unpack_head,
     verify,
 )
+
+log = logging.getLogger("kvtide.transfer")
 
 STALL_S = 30.0
 _DRAIN_BYTES = 256 << 10
@@ -181,7 +184,7 @@ class Inbound:
             return
         finally:
             self._release(grants)
-        self._served(ask.purpose, Operation.READ, nbytes)
+        self._served(ask, Operation.READ, nbytes)
 
     def _send_pieces(self, request_id: int, views: Sequence[memoryview]) -> int:
         out: list[bytes | memoryview]
@@ -224,7 +227,7 @@ class Inbound:
             self._fault(request_id, Corrupt("written bytes differ", slice_index=wrong))
             return
         self._send(Kind.ANSWER, request_id, b"")
-        self._served(ask.purpose, Operation.WRITE, total)
+        self._served(ask, Operation.WRITE, total)
 
     def _receive_pieces(self, views: Sequence[memoryview]) -> int | None:
         """Fill the views; the first that differs from its checksum, if any."""
@@ -313,6 +316,16 @@ class Inbound:
         with self._send_lock:
             self.channel.send([frame], self._check)
 
-    def _served(self, purpose: str, operation: Operation, nbytes: int) -> None:
+    def _served(self, ask: Ask, operation: Operation, nbytes: int) -> None:
+        if ask.trace:
+            log.debug(
+                "served",
+                extra={
+                    "trace": ask.trace,
+                    "operation": operation.value,
+                    "bytes": nbytes,
+                    "node": self.session.node,
+                },
+            )
         if self._observer is not None:
-            self._observer.served("tcp", purpose, operation, nbytes)
+            self._observer.served("tcp", ask.purpose, operation, nbytes)

@@ -104,12 +104,14 @@ class TransferPeer(ABC):
         priority: Priority = Priority.FOREGROUND,
         purpose: str = "reuse",
         notify: bytes = b"",
+        trace: str = "",
     ) -> Transfer:
         """Start to copy remote ranges into local memory; see the module's rules.
 
         Never blocks. One batch is cheap for hundreds of scattered slices.
         ``notify``, of at most 64 KiB, is handed to the owner (``on_notification``)
         once all bytes have been moved, and before the transfer ends; never if it fails.
+        ``trace`` is a W3C traceparent that goes with the requests, for the owner's log.
 
         Raises:
             OutOfBounds: a range is outside its region by its handle, two targets
@@ -130,6 +132,7 @@ class TransferPeer(ABC):
         priority: Priority = Priority.FOREGROUND,
         purpose: str = "reuse",
         notify: bytes = b"",
+        trace: str = "",
     ) -> Transfer:
         """Start to copy local memory to remote ranges; else as ``read``."""
 

@@ -113,6 +113,7 @@ class MemoryPeer(TransferPeer):
         priority: Priority = Priority.FOREGROUND,
         purpose: str = "reuse",
         notify: bytes = b"",
+        trace: str = "",
     ) -> Transfer:
         """See ``TransferPeer.read``."""
         views = [
@@ -122,7 +123,7 @@ class MemoryPeer(TransferPeer):
         check_targets(views)
         places = [(each.handle, each.offset) for each in slices]
         return self._go(
-            Operation.READ, views, places, timeout_s, priority, purpose, notify
+            Operation.READ, views, places, timeout_s, priority, purpose, notify, trace
         )
 
     def write(
@@ -133,6 +134,7 @@ class MemoryPeer(TransferPeer):
         priority: Priority = Priority.FOREGROUND,
         purpose: str = "reuse",
         notify: bytes = b"",
+        trace: str = "",
     ) -> Transfer:
         """See ``TransferPeer.write``."""
         views = [
@@ -141,7 +143,7 @@ class MemoryPeer(TransferPeer):
         ]
         places = [(each.handle, each.offset) for each in slices]
         return self._go(
-            Operation.WRITE, views, places, timeout_s, priority, purpose, notify
+            Operation.WRITE, views, places, timeout_s, priority, purpose, notify, trace
         )
 
     def map(self, handle: RegionHandle) -> memoryview:
@@ -179,6 +181,7 @@ class MemoryPeer(TransferPeer):
         priority: Priority,
         purpose: str,
         notify: bytes,
+        trace: str,
     ) -> Transfer:
         check_message(notify)
         for index, (handle, offset) in enumerate(places):
@@ -192,6 +195,7 @@ class MemoryPeer(TransferPeer):
             priority=priority,
             timeout_s=timeout_s,
             clock=self._ours.clock,
+            trace=trace,
         )
         finale = partial(self._notify, notify) if notify else None
         transfer.begin(1, self._abort, finale=finale)

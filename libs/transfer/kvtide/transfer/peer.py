@@ -184,6 +184,7 @@ class SocketPeer(TransferPeer):
         priority: Priority = Priority.FOREGROUND,
         purpose: str = "reuse",
         notify: bytes = b"",
+        trace: str = "",
     ) -> Transfer:
         """See ``TransferPeer.read``."""
         views = [
@@ -191,7 +192,9 @@ class SocketPeer(TransferPeer):
             for index, each in enumerate(slices)
         ]
         check_targets(views)
-        transfer = self._transfer(Operation.READ, views, timeout_s, priority, purpose)
+        transfer = self._transfer(
+            Operation.READ, views, timeout_s, priority, purpose, trace
+        )
         self._submit(
             transfer,
             views,
@@ -209,13 +212,16 @@ class SocketPeer(TransferPeer):
         priority: Priority = Priority.FOREGROUND,
         purpose: str = "reuse",
         notify: bytes = b"",
+        trace: str = "",
     ) -> Transfer:
         """See ``TransferPeer.write``."""
         views = [
             plain_view(each.source, slice_index=index)
             for index, each in enumerate(slices)
         ]
-        transfer = self._transfer(Operation.WRITE, views, timeout_s, priority, purpose)
+        transfer = self._transfer(
+            Operation.WRITE, views, timeout_s, priority, purpose, trace
+        )
         self._submit(
             transfer,
             views,
@@ -265,6 +271,7 @@ class SocketPeer(TransferPeer):
         timeout_s: float,
         priority: Priority,
         purpose: str,
+        trace: str,
     ) -> Transfer:
         return Transfer(
             slice_count=len(views),
@@ -274,6 +281,7 @@ class SocketPeer(TransferPeer):
             priority=priority,
             timeout_s=timeout_s,
             clock=self._setup.clock,
+            trace=trace,
         )
 
     def _submit(

@@ -166,6 +166,7 @@ class TcpCarrier(Carrier):
     def _send(self, request: Request) -> None:
         channel, session = self._connected(request)
         self._progress_s = self._clock.monotonic()
+        transfer = request.transfer
         self._request_id += 1
         request.frame_id = self._request_id
         grants: dict[tuple[int, bytes], int] = {}
@@ -179,7 +180,7 @@ class TcpCarrier(Carrier):
                 request.pieces, request.handles, request.offsets, strict=True
             )
         ]
-        body = pack_ask(Ask(list(grants), pieces, request.transfer.purpose))
+        body = pack_ask(Ask(list(grants), pieces, transfer.purpose, transfer.trace))
         kind = Kind.WRITE if request.writes else Kind.READ
         frame = pack(session.send_key, kind, self._request_id, body)
         check = self._check_of(request)

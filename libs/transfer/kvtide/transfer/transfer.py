@@ -31,11 +31,13 @@ class Transfer:
         priority: Priority,
         timeout_s: float,
         clock: Clock,
+        trace: str = "",
         retries: int = 3,
     ) -> None:
         """Made by ``TransferPeer.read`` and ``write``."""
         self.operation = operation
         self.purpose = purpose
+        self.trace = trace
         self.priority = priority
         self.nbytes = nbytes
         self.started_s = clock.monotonic()

@@ -35,12 +35,13 @@ MOST_BODY_BYTES = 128 << 10
 _HEAD = struct.Struct("<4sBBBBIQ")
 _MAC_BYTES = 16
 HEAD_BYTES = _HEAD.size + _MAC_BYTES
-_COUNTS = struct.Struct("<HHB")
+_COUNTS = struct.Struct("<HHBB")
 _GRANT = struct.Struct(f"<Q{CAPABILITY_BYTES}s")
 _PIECE = struct.Struct("<HQQ")
 _FAULT = struct.Struct("<i")
 _MAPPED = struct.Struct("<QdB")
 MOST_PURPOSE_BYTES = 64
+MOST_TRACE_BYTES = 64
 
 
 class Kind(IntEnum):
@@ -140,21 +141,26 @@ def _mac(key: bytes, head: bytes, body: bytes) -> bytes:
 class Ask(NamedTuple):
     """The body of READ, WRITE and MAP: ranges of regions, and the right to each.
 
+    ``trace`` is a W3C traceparent, "" without one.
+
     ``pieces`` are (index in ``grants``, offset, length); MAP has none.
     """
 
     grants: Sequence[tuple[int, bytes]]
     pieces: Sequence[tuple[int, int, int]]
     purpose: str
+    trace: str = ""
 
 
 def pack_ask(ask: Ask) -> bytes:
     """The body for ``unpack_ask``."""
     purpose = ask.purpose.encode()[:MOST_PURPOSE_BYTES]
+    trace = ask.trace.encode()[:MOST_TRACE_BYTES]
     return b"".join(
         [
-            _COUNTS.pack(len(ask.grants), len(ask.pieces), len(purpose)),
+            _COUNTS.pack(len(ask.grants), len(ask.pieces), len(purpose), len(trace)),
             purpose,
+            trace,
             *starmap(_GRANT.pack, ask.grants),
             *starmap(_PIECE.pack, ask.pieces),
         ]
@@ -164,8 +170,9 @@ def pack_ask(ask: Ask) -> bytes:
 def unpack_ask(body: bytes) -> Ask:
     """Raise FrameError unless the body is exactly a well-formed Ask."""
     try:
-        grant_count, piece_count, purpose_length = _COUNTS.unpack_from(body)
-        grants_at = _COUNTS.size + purpose_length
+        grant_count, piece_count, purpose_size, trace_size = _COUNTS.unpack_from(body)
+        trace_at = _COUNTS.size + purpose_size
+        grants_at = trace_at + trace_size
         pieces_at = grants_at + grant_count * _GRANT.size
         if piece_count > PIECES_PER_REQUEST or grant_count > PIECES_PER_REQUEST:
             raise FrameError("too many pieces in a request")
@@ -173,12 +180,13 @@ def unpack_ask(body: bytes) -> Ask:
             raise FrameError("a request has the wrong length")
         grants = list(_GRANT.iter_unpack(body[grants_at:pieces_at]))
         pieces = list(_PIECE.iter_unpack(body[pieces_at:]))
-        purpose = body[_COUNTS.size : grants_at].decode("ascii", "replace")
+        purpose = body[_COUNTS.size : trace_at].decode("ascii", "replace")
+        trace = body[trace_at:grants_at].decode("ascii", "replace")
     except struct.error as error:
         raise FrameError(f"a request is malformed: {error}") from error
     if any(piece[0] >= grant_count for piece in pieces):
         raise FrameError("a piece names no grant")
-    return Ask(grants, pieces, purpose)
+    return Ask(grants, pieces, purpose, trace)
 
 
 def pack_fault(error: TransferError) -> tuple[Status, bytes]:
