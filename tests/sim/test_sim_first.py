@@ -1,0 +1,157 @@
+"""The machines of all roles together, in virtual time, through every kind of trouble.
+
+Gateways, conductors, stores, prefill and decode workers run their production machines; a
+made-up engine makes every token depend on every byte of KV before it.
+"""
+
+import logging
+from collections.abc import Generator, Sequence
+from unittest.mock import patch
+
+import pytest
+import structlog
+
+from kvtide.bus import Incoming, NetworkFaults
+from kvtide.bus.messages import Cancel, FinishReason, Message, Owned
+from kvtide.gateway.life import Finish, answer
+from kvtide.gateway.life.token_flow import Taken, TokenFlow
+from kvtide.kv import Located, SpaceTags
+from kvtide.sim import TROUBLES, Parts, Report, Scenario, Shape, Trouble
+from kvtide.sim.decode import SimDecode
+from kvtide.sim.engine import LAYOUT, SimRun
+from kvtide.sim.pool import SimPool
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+
+SEEDS = range(1, 4)
+CROWDED = Shape(hosts=1, store_slots=14)
+"""A store that must evict all the time."""
+LATE = Trouble(NetworkFaults(delay_max_s=0.5, reorder=True))
+"""News of blocks are old when they come."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Generator[None]:
+    quiet = structlog.make_filtering_bound_logger(logging.CRITICAL)
+    structlog.configure(wrapper_class=quiet)
+    yield
+    structlog.reset_defaults()
+
+
+def finished(reports: list[Report]) -> int:
+    ends = [end for one in reports for got in one.answers for end in got.ends]
+    return sum(isinstance(end, Finish) for end in ends)
+
+
+def judged(reports: list[Report]) -> None:
+    wrong = [report.summary() for report in reports if report.violations]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_each_request_ends_once_with_true_tokens_and_nothing_is_held(name: str) -> None:
+    reports = [Scenario(seed, TROUBLES[name]).run() for seed in SEEDS]
+    judged(reports)
+    asked = sum(len(report.answers) for report in reports)
+    # not by refusing everything
+    assert finished(reports) >= asked * (0.1 if name in {"leave", "all"} else 0.6)
+
+
+def test_a_store_that_always_evicts_is_only_slow() -> None:
+    judged([Scenario(seed, LATE, shape=CROWDED, questions=30).run() for seed in SEEDS])
+
+
+def test_without_trouble_every_request_finishes() -> None:
+    reports = [Scenario(seed, TROUBLES["none"]).run() for seed in SEEDS]
+    judged(reports)
+    assert finished(reports) == sum(len(report.answers) for report in reports)
+
+
+def test_blocks_are_reused_across_turns_and_workers() -> None:
+    report = Scenario(1, TROUBLES["none"]).run()
+    ends = [end for got in report.answers for end in got.ends]
+    assert sum(end.usage.cached_tokens for end in ends) > 0
+
+
+def test_one_seed_is_one_history() -> None:
+    one, other = (Scenario(3, TROUBLES["all"]).run() for _ in range(2))
+    assert (one.messages, one.ended_s) == (other.messages, other.ended_s)
+    assert [got.ids for got in one.answers] == [got.ids for got in other.answers]
+
+
+# ---- planted bugs: a checker that never fails proves nothing
+
+
+class TrustingPool(SimPool):
+    """Believes that a slot still holds what its descriptor says."""
+
+    async def read_block(
+        self, located: Located, tags: SpaceTags, run: SimRun, block: int
+    ) -> bool:
+        raw = await self._read(located.slot, 0, located.slot.length)
+        if raw is None:
+            return False
+        start = block * LAYOUT.block_tokens
+        for number in range(LAYOUT.parts):
+            at = LAYOUT.part_offset(number)
+            part = raw[at : at + LAYOUT.part_bytes]
+            run.part(number, start, start + LAYOUT.block_tokens)[:] = part
+        return True
+
+
+class DeafDecode(SimDecode):
+    """Hears neither cancels nor its owners' lists."""
+
+    async def _heard(self, incoming: Incoming) -> Message | None:
+        if isinstance(incoming.message, Cancel | Owned):
+            return None
+        return await super()._heard(incoming)
+
+
+class RepeatingFlow(TokenFlow):
+    """Takes every token event for a new one."""
+
+    def _take(
+        self,
+        index: int,
+        ids: Sequence[int],
+        finish: FinishReason | None,
+        now_s: float,
+    ) -> Taken:
+        del index
+        return super()._take(self.have, ids, finish, now_s)
+
+
+def violations(
+    trouble: Trouble,
+    *,
+    parts: Parts | None = None,
+    shape: Shape | None = None,
+    questions: int = 10,
+) -> list[str]:
+    """What the first seed that fails says."""
+    for seed in range(1, 10):
+        scenario = Scenario(
+            seed, trouble, parts=parts, shape=shape, questions=questions
+        )
+        report = scenario.run()
+        if report.violations:
+            return [one.what for one in report.violations]
+    return []
+
+
+def test_reads_that_are_not_verified_are_caught() -> None:
+    parts = Parts(pool=TrustingPool)
+    found = violations(LATE, parts=parts, shape=CROWDED, questions=30)
+    assert any("is wrong" in what for what in found)
+
+
+def test_a_worker_that_frees_nothing_is_caught() -> None:
+    found = violations(TROUBLES["leave"], parts=Parts(decode=DeafDecode))
+    assert any("sequences" in what for what in found)
+
+
+def test_tokens_that_are_taken_twice_are_caught() -> None:
+    with patch.object(answer, "TokenFlow", RepeatingFlow):
+        found = violations(TROUBLES["loss"])
+    assert any("is wrong" in what for what in found)
