@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from kvtide.cli.exits import BAD_SETTINGS, CLEAN, FAILED, TEMPORARY
 from kvtide.cli.resolve import resolve
 from kvtide.cli.roles import ROLES
+from kvtide.cli.settings import wait_passively
 from kvtide.runtime import ConfigError, KvtideError, SystemClock
 from kvtide.runtime.logs import configure_logging
 from kvtide.runtime.metrics import new_registry, version
@@ -52,6 +53,7 @@ def run_role(name: str, config: Path | None, flags: Mapping[str, object]) -> int
     """
     entry = ROLES[name]
     settings = resolve(entry.settings_class(), name, config, flags)
+    wait_passively()
     serve = entry.serve()
 
     async def serving(stop: asyncio.Event, registry: CollectorRegistry) -> None:

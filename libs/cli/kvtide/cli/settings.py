@@ -88,6 +88,16 @@ def process_environment(changes: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", **changes}
 
 
+def wait_passively() -> None:
+    """Have torch's threads of this process sleep while they wait, unless told otherwise.
+
+    Call before torch is imported, which reads it. On few cores, threads that spin while
+    they wait cost ten times.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
 def own_command() -> tuple[str, ...]:
     """How this program is started again."""
     return (sys.executable, "-m", "kvtide.cli")

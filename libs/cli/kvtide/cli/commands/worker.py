@@ -12,6 +12,7 @@ from kvtide.cli.exits import leave
 from kvtide.cli.resolve import resolve
 from kvtide.cli.roles import ROLES
 from kvtide.cli.running import run_process, run_role
+from kvtide.cli.settings import wait_passively
 from kvtide.decode.settings import DecodeSettings
 from kvtide.kv import Role
 from kvtide.prefill.settings import PrefillSettings
@@ -101,6 +102,7 @@ async def _serve(
     Raises:
         ConfigError: a setting can't be used, or the model can't be served.
     """
+    wait_passively()
     # these load torch
     from kvtide.bus import open_node  # noqa: PLC0415
     from kvtide.bus.messages import NodeState  # noqa: PLC0415
