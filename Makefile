@@ -60,6 +60,9 @@ test-rdma: setup ## the RDMA tests: here if there are devices, else (root) in a 
 rdma: setup ## link the system's pyverbs into .venv
 	@ops/rdma/link-pyverbs.sh .venv
 
+docs: setup ## write docs/wire.md anew from the messages
+	@$(BIN)/python -m kvtide.bus.wiredoc >docs/wire.md.new && mv docs/wire.md.new docs/wire.md
+
 clean: ## caches and reports; keeps .venv
 	@rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage* htmlcov dist
 	@find libs services tests -name __pycache__ -type d -prune -exec rm -rf {} +
