@@ -131,8 +131,10 @@ def memcpy_limits(size: int) -> list[Candidate]:
         return size
 
     return [
-        Candidate(f"memcpy {_size(size)}", "limit", "copy", size, copy),
-        Candidate(f"memcpy + xxh3 {_size(size)}", "limit", "copy", size, copy_and_hash),
+        Candidate(f"memcpy {size_text(size)}", "limit", "copy", size, copy),
+        Candidate(
+            f"memcpy + xxh3 {size_text(size)}", "limit", "copy", size, copy_and_hash
+        ),
     ]
 
 
@@ -191,7 +193,7 @@ class BareSocket:
                 fetch()
             return size * _MANY
 
-        name = f"bare socket {_size(size)}"
+        name = f"bare socket {size_text(size)}"
         return [
             Candidate(f"{name} x{_MANY}", "limit", "read", size, many),
             Candidate(name, "limit", "read", size, one),
@@ -323,17 +325,17 @@ class Session(AbstractContextManager["Session"]):
         found: list[Candidate] = []
         for operation in Operation:
             for count in (1, _MANY):
-                limit = f"bare socket {_size(size)}"
+                limit = f"bare socket {size_text(size)}"
                 limit += f" x{_MANY}" if count > 1 else ""
                 if path == "shm":
-                    limit = f"memcpy + xxh3 {_size(size)}"
-                name = f"{path} {operation} {_size(size)}"
+                    limit = f"memcpy + xxh3 {size_text(size)}"
+                name = f"{path} {operation} {size_text(size)}"
                 name += f" x{count}" if count > 1 else ""
                 step = self._step(operation, size, count)
                 found.append(Candidate(name, path, operation, size, step, limit=limit))
-        limit = f"bare socket {_size(size)} round trip"
+        limit = f"bare socket {size_text(size)} round trip"
         one = self._step(Operation.READ, size, 1)
-        name = f"{path} read {_size(size)} round trip"
+        name = f"{path} read {size_text(size)} round trip"
         return [*found, Candidate(name, path, "read", size, one, "us", limit)]
 
     def _step(self, operation: Operation, size: int, count: int) -> Step:
@@ -383,7 +385,8 @@ def table(figures: Sequence[Figure]) -> str:
     return "\n".join(lines)
 
 
-def _size(size: int) -> str:
+def size_text(size: int) -> str:
+    """A size as a person writes it: 64 KiB, 1 MiB."""
     return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
 
