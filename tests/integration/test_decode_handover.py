@@ -151,6 +151,23 @@ async def test_what_others_made_meanwhile_is_found_though_nobody_said_so(
     assert again.prefill_done.computed_tokens == 7
 
 
+async def test_a_prefix_that_several_wait_for_is_computed_once(
+    gateway: PretendedGateway, text: Tokenizer, oracle: Oracle
+) -> None:
+    prefix = prompt(text, 256, 370)
+    sent = [
+        await gateway.send([*prefix, *prompt(text, 10, 600 + number)], 8)
+        for number in range(3)
+    ]
+    computed: list[int] = []
+    for asked in sent:
+        right(oracle, await gateway.finished(asked), 8)
+        assert asked.prefill_done is not None
+        computed.append(asked.prefill_done.computed_tokens)
+    assert computed == [265, 9, 9]
+    assert [asked.reused_tokens for asked in sent] == [0, 256, 256]
+
+
 async def test_eight_in_flight_and_cancels_among_them(
     cluster: Cluster, gateway: PretendedGateway, text: Tokenizer, oracle: Oracle
 ) -> None:

@@ -38,8 +38,12 @@ def slot(number: int) -> SlotRef:
     return SlotRef(NodeId("s"), 1, Tier.DRAM, 0, number * 100, 100, 1)
 
 
-def work(name: str, tokens: int, *, attempt: int = 1, reuse: int = 0) -> PrefillWork:
-    keys = tuple(BlockKey(bytes([i]) * 16) for i in range(tokens // BLOCK))
+def work(
+    name: str, tokens: int, *, attempt: int = 1, reuse: int = 0, prefix: int = 0
+) -> PrefillWork:
+    """Prompts of one ``prefix`` begin with the same blocks."""
+    numbers = range(prefix, prefix + tokens // BLOCK)
+    keys = tuple(BlockKey(bytes([i]) * 16) for i in numbers)
     return PrefillWork(
         request=RequestId(name),
         attempt=attempt,

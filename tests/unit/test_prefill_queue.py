@@ -129,7 +129,7 @@ def test_no_room_at_all_is_a_failure_before_any_computing() -> None:
 def test_first_come_first_served_in_chunks_shorter_when_shared() -> None:
     shell = Shell()
     shell.tell(events.WorkArrived(work("a", 101)))
-    shell.tell(events.WorkArrived(work("b", 31)))
+    shell.tell(events.WorkArrived(work("b", 31, prefix=50)))
     shell.finish(ref("a"))
     shell.finish(ref("b"))
     first = shell.run_step()
@@ -160,6 +160,35 @@ def test_short_prompts_share_a_step() -> None:
     shell.run_step()
     assert shell.step is not None
     assert [chunk.ref for chunk in shell.step.chunks] == [ref("b"), ref("c")]
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_block_that_another_job_makes_is_waited_for(*, cancelled: bool) -> None:
+    shell = Shell()
+    shell.tell(events.WorkArrived(work("a", 65)))
+    shell.tell(events.WorkArrived(work("b", 65)))
+    shell.tell(events.WorkArrived(work("c", 10)))
+    assert set(shell.under_way) == {ref("a"), ref("c")}
+    shell.finish(ref("a"))
+    shell.finish(ref("c"))
+    if cancelled:
+        cancel = Cancel(request=RequestId("a"), attempt=1, reason="")
+        shell.tell(events.CancelArrived(cancel))
+        assert isinstance(shell.under_way[ref("b")], events.Begin)
+        shell.run_step(events.StepOutcome.ABORTED)
+        shell.run()
+    else:
+        shell.run_step()
+        assert ref("b") not in shell.opened
+        shell.finish(ref("a"))
+        shell.finish(ref("b"), there=4)
+        shell.run()
+    done = {
+        one.request: (one.reused_tokens, one.computed_tokens)
+        for one in shell.of(PrefillDone)
+        if isinstance(one, PrefillDone)
+    }
+    assert done[RequestId("b")] == ((0, 64) if cancelled else (64, 0))
 
 
 def test_cancel_in_a_step_aborts_it_and_frees_when_it_has_ended() -> None:

@@ -89,6 +89,24 @@ def load_of(jobs: Iterable[Job], compute: Pace, load: Pace) -> PrefillLoad:
     )
 
 
+def next_to_prepare(jobs: Iterable[Job], limits: PrefillLimits) -> Job | None:
+    """The next job that loads and gets its slots, if there is room for one more.
+
+    One whose next block another job is making waits until that one's blocks are in the
+    pool, and then loads them: it would have to wait for the engine anyway. If the other
+    job is cancelled, it makes them itself.
+    """
+    known = tuple(jobs)
+    prepared = sum(job.waits and job.phase is not Phase.QUEUED for job in known)
+    if prepared >= limits.prepare_ahead:
+        return None
+    making = {key for job in known for key in job.making}
+    for job in known:
+        if job.phase is Phase.QUEUED and job.next_key not in making:
+            return job
+    return None
+
+
 def next_chunks(
     jobs: Iterable[Job], limits: PrefillLimits, *, shared: bool
 ) -> tuple[ChunkSpec, ...]:

@@ -16,7 +16,7 @@ from kvtide.bus.messages import (
     PutBlock,
     PutSlot,
 )
-from kvtide.kv import Located, NodeRef, RequestRef
+from kvtide.kv import BlockKey, Located, NodeRef, RequestRef
 from kvtide.prefill.events import ChunkSpec, Filled
 
 
@@ -110,6 +110,19 @@ class Job:
     def left(self) -> int:
         """Tokens still to be computed."""
         return 0 if self.phase is Phase.SETTLED else self.end - self.at
+
+    @property
+    def next_key(self) -> BlockKey | None:
+        """The first full block that it will want made, as far as it knows."""
+        block = max(self.first_block, len(self.work.reuse))
+        return self.work.keys[block] if block < self.end // self.block_tokens else None
+
+    @property
+    def making(self) -> tuple[BlockKey, ...]:
+        """The full blocks that it is making, and will put into the pool."""
+        if self.phase in (Phase.QUEUED, Phase.SETTLED) or self.dying:
+            return ()
+        return self.work.keys[self.first_block : self.end // self.block_tokens]
 
     def fill(self, block: int) -> int:
         """Tokens of its KV that lie in block number ``block``."""

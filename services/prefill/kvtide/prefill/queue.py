@@ -24,6 +24,7 @@ from kvtide.prefill.intake import (
     crowded,
     load_of,
     next_chunks,
+    next_to_prepare,
     predicted_start_ms,
 )
 from kvtide.prefill.job import Job, Phase
@@ -405,9 +406,7 @@ class PrefillMachine:
     # what is next
 
     def _schedule(self) -> None:
-        queued = [job for job in self._jobs.values() if job.phase is Phase.QUEUED]
-        prepared = sum(job.waits for job in self._jobs.values()) - len(queued)
-        for job in queued[: max(0, self._limits.prepare_ahead - prepared)]:
+        while (job := next_to_prepare(self._jobs.values(), self._limits)) is not None:
             self._prepare(job)
         if self._step is None:
             self._begin_step()
