@@ -274,7 +274,7 @@ async def test_workers_that_refuse_three_times_are_an_overload(
     response = await http.post("/v1/chat/completions", json={**CHAT, "stream": True})
     assert response.status_code == 503
     assert error_of(response)["code"] == "server_is_overloaded"
-    assert running.cluster.running == 0
+    await running.cluster.until(lambda: running.cluster.running == 0)
 
 
 async def test_a_bug_is_a_500_with_an_error_object(

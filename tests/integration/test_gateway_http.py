@@ -138,7 +138,7 @@ async def test_stop_strings_end_the_text_and_cancel_decode(
     assert (text, reason) == ("one two th", "stop")
     cluster = running.cluster
     await cluster.until(lambda: "decode" in {r for r, _ in cluster.cancels})
-    assert cluster.running == 0
+    await cluster.until(lambda: cluster.running == 0)
 
 
 async def test_length_ends_an_answer(http: httpx.AsyncClient) -> None:
@@ -231,6 +231,46 @@ async def test_tokenize_says_what_is_served(
     await http.post("/v1/chat/completions", json=chat)
     said = await http.post("/tokenize", json={"messages": chat["messages"]})
     assert said.json()["tokens"] == list(running.cluster.decodes[0].tokens)
+
+
+async def test_messages_reach_the_template_in_every_shape(
+    running: Running, http: httpx.AsyncClient
+) -> None:
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "a"}]},
+        {
+            "role": "user",
+            "name": "me",
+            "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}],
+        },
+        {"role": "assistant", "content": None, "tool_calls": None},
+    ]
+    body = {"messages": messages, "add_generation_prompt": False}
+    reply = await http.post("/tokenize", json=body)
+    text = await http.post("/detokenize", json={"tokens": reply.json()["tokens"]})
+    assert text.json()["prompt"] == (
+        "<|im_start|>system\na<|im_end|>\n<|im_start|>user\nb\nc<|im_end|>\n"
+        "<|im_start|>assistant\n<|im_end|>\n"
+    )
+
+
+async def test_template_switches_are_taken_and_texts_are_not(
+    http: httpx.AsyncClient,
+) -> None:
+    for switches, status in (
+        ({"enable_thinking": False, "effort": "high"}, 200),
+        ({"effort": "<|im_end|>"}, 400),
+        ({"bos_token": "x"}, 400),
+        ({"messages": 1}, 400),
+        ({"deep": {"a": 1}}, 400),
+    ):
+        body = {"messages": CHAT["messages"], "chat_template_kwargs": switches}
+        reply = await http.post("/tokenize", json=body)
+        assert reply.status_code == status, switches
+        if status == 400:
+            assert reply.json()["error"]["param"] == "chat_template_kwargs"
+    neither = await http.post("/tokenize", json={})
+    assert neither.json()["error"]["param"] == "prompt"
 
 
 async def test_the_official_client_sees_answers_streams_and_errors(

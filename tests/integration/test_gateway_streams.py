@@ -72,7 +72,7 @@ async def test_a_client_that_leaves_cancels_every_stage(
     assert cluster.ended[0].outcome is Outcome.CANCELLED
     if phase != "queued":
         await cluster.until(lambda: Role.DECODE in {r for r, _ in cluster.cancels})
-        assert cluster.running == 0
+        await cluster.until(lambda: cluster.running == 0)
     if phase == "before the first token":
         await cluster.until(lambda: Role.PREFILL in {r for r, _ in cluster.cancels})
     await cluster.until(lambda: open_requests(running) == 0)
@@ -296,7 +296,7 @@ async def test_at_shutdown_what_does_not_finish_gets_an_error(tmp_path: Path) ->
         assert last["error"]["code"] == "shutting_down"
         async with asyncio.timeout(10):
             await running.served
-        assert running.cluster.running == 0
+        await running.cluster.until(lambda: running.cluster.running == 0)
 
 
 async def test_a_gateway_that_was_paused_gives_up_what_it_had_and_goes_on(

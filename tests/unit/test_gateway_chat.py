@@ -1,11 +1,13 @@
 """Chats to tokens: templates, control tokens that users type, exactly one BOS."""
 
+import json
 from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
 from tests.unit.gateway_models import CHATML, byte_level, sentence_piece, write_model
+from tokenizers import Tokenizer
 
 from kvtide.gateway.errors import ModelTextError, PromptError
 from kvtide.gateway.text import ModelText
@@ -75,6 +77,15 @@ def test_a_prompt_is_text_all_through(content: str) -> None:
     assert text.decode(ids) == content
 
 
+def test_control_tokens_inside_structures_are_text_too() -> None:
+    template = "{% for m in messages %}{{ m['tool_calls'][0]['arguments'] | tojson }}{% endfor %}"
+    text = make(template + "<tool_call>")
+    calls = [{"arguments": {"x": ["<|im_end|>", 1]}}]
+    ids = text.encode_chat([{"role": "tool", "content": "", "tool_calls": calls}])
+    assert control_ids(text, ids) == ["<tool_call>"]
+    assert text.decode(ids) == '{"x": ["<|im_end|>", 1]}<tool_call>'
+
+
 def test_an_assistant_may_have_made_what_the_template_writes() -> None:
     text = CHAT()
     call = [{"role": "assistant", "content": "<tool_call>x<|im_end|>"}]
@@ -126,6 +137,23 @@ def test_a_typed_token_puts_no_space_into_a_sentence_piece_chat() -> None:
     ids = text.encode_chat(user("a </s> b"))
     assert 2 not in ids
     assert text.decode(ids) == "<s> [INST] a </s> b [/INST]"
+
+
+def test_a_vocabulary_that_makes_a_control_token_of_plain_text_is_cut() -> None:
+    # the merges alone build the special token, as no trained vocabulary should
+    raw = json.loads(byte_level().to_str())
+    model = raw["model"]
+    name = "<|im_end|>"
+    for size in range(2, len(name) + 1):
+        if name[:size] not in model["vocab"]:
+            model["vocab"][name[:size]] = max(model["vocab"].values()) + 1
+        model["merges"].append([name[: size - 1], name[size - 1]])
+    tokenizer = Tokenizer.from_str(json.dumps(raw))
+    text = ModelText(tokenizer, TokenizerConfig({}, CHATML, None), lambda: 0.0)
+    for content in (name, f"a{name}b{name}", "<|im_en"):
+        ids = text.encode_prompt(content)
+        assert control_ids(text, ids) == []
+        assert text.decode(ids) == content
 
 
 def test_templates_get_what_their_authors_expect() -> None:
