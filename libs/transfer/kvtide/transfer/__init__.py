@@ -43,6 +43,7 @@ from kvtide.transfer.metrics import PrometheusObserver
 from kvtide.transfer.peer import SocketPeer
 from kvtide.transfer.regions import Region
 from kvtide.transfer.shm import shm_host, sweep_shm
+from kvtide.transfer.tls import TlsFiles
 from kvtide.transfer.topology import Topology
 from kvtide.transfer.transfer import Transfer
 
@@ -77,6 +78,7 @@ __all__ = [
     "SocketPeer",
     "StaleEpoch",
     "TimedOut",
+    "TlsFiles",
     "Topology",
     "Transfer",
     "TransferEndpoint",

@@ -50,6 +50,14 @@ class Channel:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self._sock.setsockopt(socket.SOL_SOCKET, option, value)
 
+    def open(self, check: Check) -> None:
+        """Agree with the other end on how to speak; before all else, in its thread.
+
+        Raises:
+            Refused: that is not possible.
+        """
+        del check
+
     def send(self, buffers: Sequence[bytes | memoryview], check: Check) -> None:
         """Send all of all buffers.
 
@@ -102,6 +110,20 @@ class Channel:
         data = bytearray(length)
         self.receive_into([memoryview(data)], check)
         return bytes(data)
+
+    def receive_some(self, most: int, check: Check) -> bytes:
+        """What the socket has, at least a byte; else as ``send``."""
+        while True:
+            try:
+                data = self._sock.recv(most)
+            except OSError as error:
+                if error.errno not in _TIMEOUTS:
+                    raise
+                check()
+                continue
+            if not data:
+                raise ChannelClosedError("the connection was closed")
+            return data
 
     def pending(self, most: int) -> bytes:
         """What has arrived already, left in place; for saying what was refused."""

@@ -9,6 +9,7 @@ from kvtide.transfer.channel import TICK_S, Channel
 from kvtide.transfer.errors import TimedOut, Unreachable
 from kvtide.transfer.handles import EndpointAddress
 from kvtide.transfer.handshake import Session, Use, greet
+from kvtide.transfer.tls import Tls, channel_for
 
 log = logging.getLogger("kvtide.transfer")
 
@@ -23,6 +24,7 @@ class Dialer:
     epoch: int
     key: bytes
     clock: Clock
+    tls: Tls | None = None
 
     def dial(self, use: Use, timeout_s: float) -> tuple[Channel, Session]:
         """Connect and prove both ends, within ``timeout_s`` in all.
@@ -71,9 +73,10 @@ class Dialer:
             raise Unreachable(
                 f"nobody answers at {where}: {error}", node=node
             ) from error
-        channel = Channel(sock)
+        channel = channel_for(sock, self.tls, server=False)
         channel.tick(min(TICK_S, max(0.01, timeout_s / 4)))
         try:
+            channel.open(check)
             us = (self.node, self.epoch)
             session = greet(channel, self.key, us, self.address, use, check)
         except OSError as error:

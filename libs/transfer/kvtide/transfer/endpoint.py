@@ -28,6 +28,7 @@ from kvtide.transfer.rdma_owner import RdmaOwner
 from kvtide.transfer.regions import Region, RegionTable
 from kvtide.transfer.server import Identity, Server
 from kvtide.transfer.shm import create, private_memory, shm_host, sweep_shm
+from kvtide.transfer.tls import TlsFiles, load as load_tls
 from kvtide.transfer.topology import Topology
 from kvtide.transfer.verbs import Device, device_names
 
@@ -47,6 +48,7 @@ class Endpoint(TransferEndpoint):
     (``listen_host`` is then "0.0.0.0").
     ``rdma_devices`` are the RDMA devices to use, None: all that there are; the i-th of
     ours talks to the i-th of a peer's, as in a network with one rail per device.
+    ``tls`` encrypts all connections: a cluster has it everywhere or nowhere.
     ``topology`` says which of them are far from "cpu:0", where we stage bytes.
     """
 
@@ -67,11 +69,13 @@ class Endpoint(TransferEndpoint):
         observer: Observer | None = None,
         rdma_devices: Sequence[str] | None = (),
         topology: Topology | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         """Nothing is opened before ``start``.
 
         Raises:
             ValueError: the secret is short, or the node's name is empty or long.
+            ConfigError: the TLS files are missing or wrong.
         """
         if not 1 <= len(node.encode()) <= 255:  # noqa: PLR2004
             message = "a node's name has 1 to 255 bytes"
@@ -91,10 +95,11 @@ class Endpoint(TransferEndpoint):
         self._rdma_devices = rdma_devices
         self._topology = topology or Topology({})
         self._rdma: RdmaOwner | None = None
+        self._tls = None if tls is None else load_tls(tls)
         self._alarm = Alarm(clock)
         self._copiers = ThreadPoolExecutor(copy_threads, "transfer-copy")
         self._server = Server(
-            Identity(node, epoch, self._key),
+            Identity(node, epoch, self._key, self._tls),
             self._table,
             clock,
             observer=observer,
@@ -310,7 +315,9 @@ class Endpoint(TransferEndpoint):
             self._topology,
         )
         hosts = tuple(address.host.split(","))
-        dialer = Dialer(address, hosts, self.node, self.epoch, self._key, self._clock)
+        dialer = Dialer(
+            address, hosts, self.node, self.epoch, self._key, self._clock, self._tls
+        )
         peer = SocketPeer(dialer, setup, self._peer_left)
         peer.open(timeout_s)
         with self._lock:

@@ -18,6 +18,7 @@ from kvtide.transfer.inbound import Inbound
 from kvtide.transfer.interface import Notified, Observer, PeerGone
 from kvtide.transfer.rdma_owner import RdmaOwner
 from kvtide.transfer.regions import Region, RegionTable
+from kvtide.transfer.tls import Tls, channel_for
 
 log = logging.getLogger("kvtide.transfer")
 
@@ -32,6 +33,7 @@ class Identity:
     node: str
     epoch: int
     key: bytes
+    tls: Tls | None
 
 
 class Server:
@@ -134,7 +136,7 @@ class Server:
                 full = not self._closing
             else:
                 full = None
-                channel = Channel(sock)
+                channel = channel_for(sock, self._identity.tls, server=True)
                 self._unproved += 1
                 self._inbound[channel] = None
                 thread = threading.Thread(
@@ -189,6 +191,7 @@ class Server:
         us = (identity.node, identity.epoch)
         session: Session | None = None
         try:
+            channel.open(check)
             session = receive(channel, identity.key, us, admit, check)
         except (TransferError, OSError) as error:
             self._refused(where, str(error))
