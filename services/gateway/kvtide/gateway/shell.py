@@ -45,7 +45,7 @@ from kvtide.gateway.life import (
 )
 from kvtide.gateway.metrics import GatewayMetrics
 from kvtide.gateway.session import Session
-from kvtide.kv import KeySpace, NodeRef, RequestId, RequestRef, Role
+from kvtide.kv import KeySpace, NodeId, NodeRef, RequestId, RequestRef, Role
 
 TICK_S = 0.025
 OWNED_S = 1.0
@@ -75,7 +75,7 @@ class Gateway:
         self._max_open = max_open_requests
         self._courier = Courier(node, limits, self._owe_lists)
         self._sessions: dict[RequestId, Session] = {}
-        self._owners: dict[tuple[Stage, NodeRef], int] = {}
+        self._owners: dict[tuple[Stage, NodeId], int] = {}
         self._owned_seq = 0
         self._open = 0
         self._draining = False
@@ -232,31 +232,36 @@ class Gateway:
 
     def _owe_lists(self, stage: Stage, worker: NodeRef) -> None:
         """A worker gets work, perhaps for less time than there is between two lists."""
-        self._owners[stage, worker] = OWNED_AFTER
+        self._owners[stage, worker.node] = OWNED_AFTER
 
     async def _send_owned(self) -> None:
-        """Each worker its full list; an empty one for a while after its last work."""
-        lists: defaultdict[tuple[Stage, NodeRef], list[RequestRef]] = defaultdict(list)
+        """Each worker its full list; an empty one for a while after its last work.
+
+        By name: work that was meant for a life of a worker may have been taken by the
+        next one, which must hear that it is not wanted.
+        """
+        lists: defaultdict[tuple[Stage, NodeId], list[RequestRef]] = defaultdict(list)
         for session in self._sessions.values():
             for stage, worker, ref in session.life.owned():
-                lists[stage, worker].append(ref)
+                lists[stage, worker.node].append(ref)
         for key in lists:
             self._owners[key] = OWNED_AFTER
         self._owned_seq += 1
         for key, left in list(self._owners.items()):
-            if left < 0 or not self.node.roster.is_live(key[1]):
+            if left < 0:
                 del self._owners[key]
                 continue
             self._owners[key] = left - 1
-            await self._send_list(key, tuple(lists.get(key, ())))
+            if self.node.roster.get(key[1]) is not None:
+                await self._send_list(key, tuple(lists.get(key, ())))
 
     async def _send_list(
-        self, key: tuple[Stage, NodeRef], requests: tuple[RequestRef, ...]
+        self, key: tuple[Stage, NodeId], requests: tuple[RequestRef, ...]
     ) -> None:
         stage, worker = key
-        subject = self.node.subjects.inbox(_ROLES[stage], worker.node, Hop.CONTROL)
+        subject = self.node.subjects.inbox(_ROLES[stage], worker, Hop.CONTROL)
         message = Owned(owner=self.node.ref, seq=self._owned_seq, requests=requests)
         try:
             await self.node.bus.publish(subject, message)
         except BusError as error:
-            log.debug("owner list not sent", worker=worker.node, error=str(error))
+            log.debug("owner list not sent", worker=worker, error=str(error))
