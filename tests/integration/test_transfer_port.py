@@ -1,72 +1,35 @@
-"""Strangers on the transfer port, and a wire that breaks bytes."""
+"""Strangers on the transfer port, and ports that are no endpoints."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import pickle
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from tests.integration.transfer_proxy import (
+    CLOCK,
+    MIB,
+    SECRET,
+    Notes,
+    make,
+)
 
-from kvtide.runtime import SystemClock
 from kvtide.transfer import (
-    Access,
     Cancelled,
-    Corrupt,
     Endpoint,
-    EndpointAddress,
-    Operation,
     ReadSlice,
     Refused,
     TimedOut,
-    TransferError,
     Unreachable,
-    WriteSlice,
 )
 from kvtide.transfer.handles import PROTOCOL
 from kvtide.transfer.wire import MAGIC
-
-SECRET = b"the secret of this test's cluster"
-MIB = 1 << 20
-CLOCK = SystemClock()
-
-
-class Notes:
-    """An observer that remembers."""
-
-    def __init__(self) -> None:
-        self.refusals: list[str] = []
-        self.retries: list[str] = []
-        self.failures: list[str] = []
-
-    def transferred(
-        self, path: str, purpose: str, operation: Operation, nbytes: int, seconds: float
-    ) -> None: ...
-
-    def failed(self, path: str, purpose: str, operation: Operation, kind: str) -> None:
-        self.failures.append(kind)
-
-    def retried(self, path: str, purpose: str, reason: str) -> None:
-        self.retries.append(reason)
-
-    def served(
-        self, path: str, purpose: str, operation: Operation, nbytes: int
-    ) -> None: ...
-
-    def refused(self, reason: str) -> None:
-        self.refusals.append(reason)
-
-
-def make(node: str, notes: Notes | None = None) -> Endpoint:
-    return Endpoint(
-        node=node, epoch=1, secret=SECRET, clock=CLOCK, shm_dir=None, observer=notes
-    )
 
 
 @pytest.fixture
@@ -77,6 +40,12 @@ def notes() -> Notes:
 @pytest.fixture
 async def owner(notes: Notes) -> AsyncIterator[Endpoint]:
     async with make("owner", notes) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+async def reader(notes: Notes) -> AsyncIterator[Endpoint]:
+    async with make("reader", notes) as endpoint:
         yield endpoint
 
 
@@ -165,201 +134,6 @@ def test_random_bytes() -> None:
         logging.disable(logging.NOTSET)
 
 
-class Proxy:
-    """Passes bytes between a reader and the owner, changed by ``change``.
-
-    ``change(chunk, total)`` gives what goes to the reader instead of ``chunk``, after
-    ``total`` bytes have gone; b"" cuts the connection.
-    """
-
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        self.change: Callable[[bytes, int], bytes] = lambda chunk, _: chunk
-        self.up: Callable[[bytes, int], bytes] = lambda chunk, _: chunk
-        self._sockets: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                far = socket.create_connection(("127.0.0.1", self._target))
-            except OSError:
-                near.close()
-                continue
-            self._sockets += [near, far]
-            for source, sink, down in ((near, far, False), (far, near, True)):
-                thread = threading.Thread(target=self._pass, args=(source, sink, down))
-                self._threads.append(thread)
-                thread.start()
-
-    def _pass(self, source: socket.socket, sink: socket.socket, down: bool) -> None:
-        total = 0
-        try:
-            while chunk := source.recv(65536):
-                changed = (self.change if down else self.up)(chunk, total)
-                total += len(chunk)
-                if not changed:
-                    break
-                sink.sendall(changed)
-        except OSError:
-            pass
-        for sock in (source, sink):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for sock in self._sockets:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        for sock in self._sockets:
-            sock.close()
-
-
-@pytest.fixture
-def proxy(owner: Endpoint) -> Iterator[Proxy]:
-    proxy = Proxy(owner.address.port)
-    yield proxy
-    proxy.close()
-
-
-@pytest.fixture
-async def reader(notes: Notes) -> AsyncIterator[Endpoint]:
-    async with make("reader", notes) as endpoint:
-        yield endpoint
-
-
-def through(proxy: Proxy, owner: Endpoint) -> EndpointAddress:
-    return replace(owner.address, port=proxy.port)
-
-
-class Breaker:
-    """Changes the first ``times`` chunks that lie past ``after`` bytes."""
-
-    def __init__(self, kind: str, times: int, after: int = 400) -> None:
-        self.kind = kind
-        self.left = times
-        self.after = after
-        self._lock = threading.Lock()
-
-    def __call__(self, chunk: bytes, total: int) -> bytes:
-        with self._lock:
-            if total < self.after or len(chunk) < 1000 or self.left == 0:
-                return chunk
-            self.left -= 1
-        half = len(chunk) // 2
-        match self.kind:
-            case "flip":
-                return chunk[:half] + bytes([chunk[half] ^ 4]) + chunk[half + 1 :]
-            case "swap":
-                return chunk[half : 2 * half] + chunk[:half] + chunk[2 * half :]
-            case "shorten":
-                return chunk[:half] + chunk[half + 8 :]
-            case _:
-                return b""
-
-
-@pytest.mark.parametrize("kind", ["flip", "swap", "shorten", "cut"])
-@pytest.mark.parametrize("operation", ["read", "write"])
-async def test_broken_bytes_are_retried(
-    owner: Endpoint,
-    reader: Endpoint,
-    proxy: Proxy,
-    notes: Notes,
-    kind: str,
-    operation: str,
-) -> None:
-    data = os.urandom(4 * MIB)
-    region = owner.register(bytearray(data), name="arena")
-    handle = region.handle(Access.WRITE)
-    peer = await reader.connect(through(proxy, owner))
-    into = bytearray(4 * MIB)
-    view = memoryview(into)
-    breaker = Breaker(kind, times=2)
-    if operation == "read":
-        proxy.change = breaker
-        parts = [ReadSlice(handle, at, view[at : at + MIB]) for at in parts_of(data)]
-        await peer.read(parts, timeout_s=20)
-        assert into == data
-    else:
-        proxy.up = breaker
-        news = memoryview(os.urandom(4 * MIB))
-        sources = [WriteSlice(handle, at, news[at : at + MIB]) for at in parts_of(data)]
-        await peer.write(sources, timeout_s=20)
-        assert region.view == news
-    assert breaker.left == 0
-    assert 1 <= len(notes.retries) <= 3
-    assert notes.failures == []
-
-
-def parts_of(data: bytes) -> range:
-    return range(0, len(data), MIB)
-
-
-@pytest.mark.parametrize(("kind", "error"), [("flip", Corrupt), ("cut", Unreachable)])
-async def test_the_budget_of_retries_ends(
-    owner: Endpoint,
-    reader: Endpoint,
-    proxy: Proxy,
-    notes: Notes,
-    kind: str,
-    error: type[TransferError],
-) -> None:
-    region = owner.register(os.urandom(MIB), name="arena")
-    peer = await reader.connect(through(proxy, owner))
-    proxy.change = Breaker(kind, times=10**9)
-    into = memoryview(bytearray(MIB))
-    with pytest.raises(error) as caught:
-        await peer.read([ReadSlice(region.handle(), 0, into)], timeout_s=30)
-    assert caught.value.node == "owner"
-    assert len(notes.retries) == 3
-    assert notes.failures == [error.kind]
-
-
-async def test_silence_ends_at_the_deadline(
-    owner: Endpoint, reader: Endpoint, proxy: Proxy
-) -> None:
-    region = owner.register(os.urandom(MIB), name="arena")
-    peer = await reader.connect(through(proxy, owner))
-    into = memoryview(bytearray(MIB))
-    await peer.read([ReadSlice(region.handle(), 0, into[:10])], timeout_s=30)
-    silence = threading.Event()
-
-    def hold(chunk: bytes, total: int) -> bytes:
-        silence.wait(30)
-        return chunk
-
-    proxy.change = hold
-    try:
-        with pytest.raises(TimedOut):
-            await peer.read([ReadSlice(region.handle(), 0, into)], timeout_s=0.2)
-        transfer = peer.read([ReadSlice(region.handle(), 0, into)], timeout_s=0.2)
-        with pytest.raises(TimedOut):
-            await asyncio.to_thread(transfer.wait_blocking)
-        transfer = peer.read([ReadSlice(region.handle(), 0, into)], timeout_s=20)
-        with pytest.raises(TimedOut):
-            await asyncio.to_thread(transfer.wait_blocking, 0.1)
-        assert not transfer.done()
-        transfer.cancel()
-        with pytest.raises(Cancelled):
-            await transfer
-    finally:
-        proxy.change = lambda chunk, _: chunk
-        silence.set()
-    await peer.read([ReadSlice(region.handle(), 0, into)], timeout_s=30)
-    assert into == region.view
-
-
 async def test_the_trace_goes_with_the_request(
     owner: Endpoint, reader: Endpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -441,3 +215,35 @@ async def test_nothing_is_left() -> None:
     assert [t.name for t in threading.enumerate() if "transfer" in t.name] == []
     assert descriptors() == files
     assert shared_files() == []
+
+
+async def test_an_owner_with_too_many_connections() -> None:
+    async with (
+        Endpoint(
+            node="owner",
+            epoch=1,
+            secret=SECRET,
+            clock=CLOCK,
+            shm_dir=None,
+            most_connections=2,
+        ) as owner,
+        make("first") as first,
+        make("second") as second,
+    ):
+        region = owner.register(b"bytes", name="arena")
+        slices = [ReadSlice(region.handle(), 0, memoryview(bytearray(5)))]
+        peer = await first.connect(owner.address)
+        # the peer's one data connection fits, another peer does not
+        await peer.read(slices, timeout_s=10)
+        with pytest.raises(Refused, match="too many"):
+            await second.connect(owner.address)
+        await first.close()
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    other = await second.connect(owner.address)
+                except Refused:
+                    await asyncio.sleep(0.01)
+                else:
+                    break
+        await other.read(slices, timeout_s=10)

@@ -6,16 +6,20 @@ from random import Random
 import msgspec
 import pytest
 import xxhash
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
+from kvtide.runtime import SystemClock
 from kvtide.transfer import (
     Access,
     AccessDenied,
     Corrupt,
     EndpointAddress,
+    Operation,
     OutOfBounds,
+    Priority,
     Refused,
     RegionHandle,
+    Transfer,
     TransferError,
 )
 from kvtide.transfer.buffers import (
@@ -30,6 +34,7 @@ from kvtide.transfer.census import Census
 from kvtide.transfer.handshake import Verdict, look_of
 from kvtide.transfer.plan import Piece, cut, group
 from kvtide.transfer.regions import check_range
+from kvtide.transfer.requests import Batch
 from kvtide.transfer.wire import (
     HEAD_BYTES,
     MOST_BODY_BYTES,
@@ -48,9 +53,12 @@ from kvtide.transfer.wire import (
 )
 
 KEY = bytes(32)
+# other work on the machine is no failure of ours
+unhurried = settings(deadline=None)
 u64 = st.integers(0, 2**64 - 1)
 
 
+@unhurried
 @given(
     st.lists(st.integers(0, 1000), max_size=60), st.integers(1, 1500), st.integers(1, 9)
 )
@@ -66,6 +74,7 @@ def test_groups_hold_every_piece_once(
         assert total <= request_bytes or len(each) == 1
 
 
+@unhurried
 @given(st.lists(st.binary(max_size=300), max_size=20), st.integers(1, 700))
 def test_windows_are_the_views_in_order(blobs: list[bytes], size: int) -> None:
     views = [memoryview(blob) for blob in blobs]
@@ -83,6 +92,7 @@ def test_windows_keep_the_kernels_limit() -> None:
     assert [len(each) for each in windows(views)] == [512, 512, 476]
 
 
+@unhurried
 @given(st.integers(-10, 50), st.integers(-10, 50), st.integers(0, 30))
 def test_ranges(offset: int, length: int, size: int) -> None:
     inside = offset >= 0 and length >= 0 and offset + length <= size
@@ -94,6 +104,7 @@ def test_ranges(offset: int, length: int, size: int) -> None:
     assert caught.value.slice_index == 3
 
 
+@unhurried
 @given(st.lists(st.tuples(st.integers(0, 90), st.integers(0, 10)), max_size=8))
 def test_overlaps(ranges: list[tuple[int, int]]) -> None:
     memory = memoryview(bytearray(100))
@@ -130,11 +141,13 @@ asks = st.builds(
 )
 
 
+@unhurried
 @given(asks)
 def test_ask_round_trip(ask: Ask) -> None:
     assert unpack_ask(pack_ask(ask)) == ask
 
 
+@unhurried
 @given(st.binary(max_size=200))
 def test_any_body_is_an_ask_or_refused(body: bytes) -> None:
     try:
@@ -149,6 +162,7 @@ def test_a_piece_must_name_a_grant() -> None:
         unpack_ask(pack_ask(Ask([(1, bytes(25))], [(1, 0, 0)], "")))
 
 
+@unhurried
 @given(asks, st.integers(0, 2000), st.integers(1, 255))
 def test_any_flipped_byte_of_a_frame_is_found(ask: Ask, at: int, flip: int) -> None:
     frame = bytearray(pack(KEY, Kind.READ, 7, pack_ask(ask)))
@@ -242,6 +256,7 @@ def test_a_capability_is_bound() -> None:
         assert not allows(MINT, mint.mint(5, Access.READ, None), Access.READ, 0)
 
 
+@unhurried
 @given(st.integers(0, CAPABILITY_BYTES * 8 - 1))
 def test_no_bit_of_a_capability_may_change(bit: int) -> None:
     capability = bytearray(MINT.mint(5, Access.READ, 10.0))
@@ -249,6 +264,7 @@ def test_no_bit_of_a_capability_may_change(bit: int) -> None:
     assert not allows(MINT, bytes(capability), Access.READ, 0)
 
 
+@unhurried
 @given(st.binary(max_size=60))
 def test_guesses_fail(guess: bytes) -> None:
     assert not allows(MINT, guess, Access.READ, 0)
@@ -305,7 +321,8 @@ def test_refused_is_an_error_of_the_library() -> None:
 # ---- pieces
 
 
-@given(st.lists(st.integers(0, 5000), max_size=20), st.integers(1, 999))
+@unhurried
+@given(st.lists(st.integers(0, 500), max_size=20), st.integers(1, 99))
 def test_pieces_cover_every_byte_once(lengths: list[int], piece_bytes: int) -> None:
     pieces = cut(lengths, piece_bytes)
     for index, length in enumerate(lengths):
@@ -328,6 +345,7 @@ def test_a_slice_is_cut_no_smaller_than_needed() -> None:
     assert cut([10, 11], 10) == [Piece(0, 0, 10), Piece(1, 0, 5), Piece(1, 5, 6)]
 
 
+@unhurried
 @given(st.binary(max_size=2000), st.integers(1, 100), st.randoms())
 def test_digest_of_pieces_in_any_order(
     data: bytes, piece_bytes: int, random: Random
@@ -338,3 +356,54 @@ def test_digest_of_pieces_in_any_order(
     for piece in pieces:
         digest.ready(piece.start, piece.length)
     assert digest.value() == xxhash.xxh3_64_intdigest(data)
+
+
+# ---- a batch as requests
+
+
+@unhurried
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 400), st.sampled_from(["shm", "tcp"])), max_size=30
+    ),
+    st.integers(1, 300),
+    st.integers(1, 900),
+)
+def test_requests_hold_every_byte_of_a_batch_once(
+    slices: list[tuple[int, str]], piece_bytes: int, request_bytes: int
+) -> None:
+    memory = memoryview(bytearray(sum(length for length, _ in slices)))
+    views: list[memoryview] = []
+    at = 0
+    for length, _ in slices:
+        views.append(memory[at : at + length])
+        at += length
+    handle = RegionHandle("a", 1, 2, 10**6, bytes(25), "")
+    offsets = [7 * index for index in range(len(slices))]
+    transfer = Transfer(
+        slice_count=len(slices),
+        nbytes=len(memory),
+        operation=Operation.READ,
+        purpose="reuse",
+        priority=Priority.FOREGROUND,
+        timeout_s=1,
+        clock=SystemClock(),
+    )
+    paths = [path for _, path in slices]
+    batch = Batch(views, [handle] * len(slices), offsets)
+    requests = batch.requests(transfer, paths, (piece_bytes, request_bytes))
+    covered = [0] * len(slices)
+    for request in requests:
+        assert request.nbytes == sum(map(len, request.views))
+        for index, piece in enumerate(request.pieces):
+            assert request.path == paths[piece.slice_index]
+            assert piece.start == covered[piece.slice_index]
+            assert request.offsets[index] == offsets[piece.slice_index] + piece.start
+            view = request.views[index]
+            assert len(view) == piece.length
+            view[:] = bytes([piece.slice_index + 1]) * piece.length
+            covered[piece.slice_index] += piece.length
+    assert covered == [length for length, _ in slices]
+    assert bytes(memory) == b"".join(
+        bytes([index + 1]) * length for index, (length, _) in enumerate(slices)
+    )

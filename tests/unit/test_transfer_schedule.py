@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import pytest
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvtide.transfer.schedule import (
@@ -201,3 +201,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(deadline=None, max_examples=50)

@@ -31,6 +31,10 @@ _PROOF_BYTES = 32
 _MOST_NODE_BYTES = 255
 
 
+class CrowdedError(Refused):
+    """The other end has as many connections as it takes; later it may have room."""
+
+
 class Use(IntEnum):
     """What a connection is for."""
 
@@ -128,7 +132,7 @@ def _raise_for(verdict: int, address: EndpointAddress, epoch: int) -> None:
         case Verdict.WRONG_NODE:
             raise Refused("another node answers at the peer's address", node=node)
         case Verdict.TOO_MANY:
-            raise Refused("the peer has too many connections", node=node)
+            raise CrowdedError("the peer has too many connections", node=node)
         case _:
             raise Refused(f"the peer gives an unknown reason {verdict}", node=node)
 

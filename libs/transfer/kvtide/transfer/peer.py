@@ -36,13 +36,10 @@ from kvtide.transfer.plan import (
     PIECE_BYTES,
     REQUEST_BYTES,
     SHARED_BYTES,
-    Piece,
-    cut,
-    group,
 )
 from kvtide.transfer.rdma import SLOT_BYTES, RdmaCarrier
 from kvtide.transfer.regions import check_range
-from kvtide.transfer.requests import Request
+from kvtide.transfer.requests import Batch, Request
 from kvtide.transfer.schedule import Rail
 from kvtide.transfer.tcp import TcpCarrier
 from kvtide.transfer.topology import Topology
@@ -197,9 +194,11 @@ class SocketPeer(TransferPeer):
         )
         self._submit(
             transfer,
-            views,
-            [each.handle for each in slices],
-            [each.offset for each in slices],
+            Batch(
+                views,
+                [each.handle for each in slices],
+                [each.offset for each in slices],
+            ),
             notify,
         )
         return transfer
@@ -224,9 +223,11 @@ class SocketPeer(TransferPeer):
         )
         self._submit(
             transfer,
-            views,
-            [each.handle for each in slices],
-            [each.offset for each in slices],
+            Batch(
+                views,
+                [each.handle for each in slices],
+                [each.offset for each in slices],
+            ),
             notify,
         )
         return transfer
@@ -287,53 +288,36 @@ class SocketPeer(TransferPeer):
     def _submit(
         self,
         transfer: Transfer,
-        views: Sequence[memoryview],
-        handles: Sequence[RegionHandle],
-        offsets: Sequence[int],
+        batch: Batch,
         notify: bytes,
     ) -> None:
         dispatcher = self._dispatcher
         if dispatcher is None:
             raise Unreachable("the peer is not connected", node=self.node)
         check_message(notify)
-        piece_bytes, request_bytes = self._limits
-        sides: dict[str, list[Piece]] = {"shm": [], "file": [], "tcp": []}
-        for index, view in enumerate(views):
-            handle = handles[index]
-            check_handle(handle, self.node, self.epoch, index)
-            check_range(offsets[index], len(view), handle.length, index)
-        for piece in cut([len(view) for view in views], piece_bytes):
-            index = piece.slice_index
-            if piece.length < len(views[index]) and piece.start == 0:
-                transfer.split(index, views[index])
-            sides[self._way(handles[index])].append(piece)
-        requests = [
-            Request(
-                transfer,
-                pieces,
-                [
-                    views[piece.slice_index][piece.start : piece.start + piece.length]
-                    for piece in pieces
-                ],
-                [handles[piece.slice_index] for piece in pieces],
-                [offsets[piece.slice_index] + piece.start for piece in pieces],
-                sum(piece.length for piece in pieces),
-                path,
-            )
-            for path, side in sides.items()
-            for pieces in group(side, request_bytes=request_bytes)
-        ]
+        handles, offsets = batch.handles, batch.offsets
+        for index, view in enumerate(batch.views):
+            check_handle(handles[index], self.node, self.epoch, index)
+            check_range(offsets[index], len(view), handles[index].length, index)
+        paths = [self._way(handle) for handle in handles]
+        requests = batch.requests(transfer, paths, self._limits)
         with self._lock:
             self._under_way.add(transfer)
         finale = partial(self._notify_later, notify) if notify else None
         transfer.begin(len(requests), dispatcher.abort, self._help, finale)
         transfer.when_ended(partial(self._ended, transfer))
-        if self._copier is not None and sides["shm"]:
-            self._copier.submit([each for each in requests if each.path == "shm"])
-        if sides["file"]:
-            self._files.submit([each for each in requests if each.path == "file"])
-        if sides["tcp"]:
-            dispatcher.submit([each for each in requests if each.path == "tcp"])
+        self._hand_out(dispatcher, requests)
+
+    def _hand_out(self, dispatcher: Dispatcher, requests: list[Request]) -> None:
+        shared = [each for each in requests if each.path == "shm"]
+        files = [each for each in requests if each.path == "file"]
+        network = [each for each in requests if each.path == "tcp"]
+        if shared and self._copier is not None:
+            self._copier.submit(shared)
+        if files:
+            self._files.submit(files)
+        if network:
+            dispatcher.submit(network)
 
     def _way(self, handle: RegionHandle) -> str:
         if handle.shm_name.startswith(PREFIX):

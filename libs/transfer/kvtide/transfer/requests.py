@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtide.transfer.handles import Operation, RegionHandle
-from kvtide.transfer.plan import Piece
+from kvtide.transfer.plan import PIECES_PER_REQUEST, Piece, cut, group
 from kvtide.transfer.transfer import Transfer
 
 
@@ -44,6 +44,62 @@ class Request:
         if not self.settled:
             self.settled = True
             self.transfer.settle(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a caller asks for: slice i is ``views[i]``, at ``offsets[i]`` of its region."""
+
+    views: Sequence[memoryview]
+    handles: Sequence[RegionHandle]
+    offsets: Sequence[int]
+
+    def requests(
+        self, transfer: Transfer, paths: Sequence[str], limits: tuple[int, int]
+    ) -> list[Request]:
+        """Cut it; slice i goes by ``paths[i]``. ``limits``: of a piece, of a request.
+
+        Tells ``transfer`` of the slices that are in several pieces.
+        """
+        piece_bytes, request_bytes = limits
+        lengths = [len(view) for view in self.views]
+        if sum(lengths) <= request_bytes and 1 <= len(lengths) <= PIECES_PER_REQUEST:
+            first = paths[0]
+            if len(paths) == 1 or all(path == first for path in paths):
+                # the usual case: all of it in one request
+                pieces = [Piece(at, 0, length) for at, length in enumerate(lengths)]
+                return [self._request(transfer, pieces, first)]
+        sides: dict[str, list[Piece]] = {}
+        for piece in cut(lengths, piece_bytes):
+            index = piece.slice_index
+            if piece.start == 0 and piece.length < lengths[index]:
+                transfer.split(index, self.views[index])
+            sides.setdefault(paths[index], []).append(piece)
+        return [
+            self._request(transfer, pieces, path)
+            for path, side in sides.items()
+            for pieces in group(side, request_bytes=request_bytes)
+        ]
+
+    def _request(
+        self, transfer: Transfer, pieces: Sequence[Piece], path: str
+    ) -> Request:
+        views: list[memoryview] = []
+        nbytes = 0
+        for index, start, length in pieces:
+            view = self.views[index]
+            whole = len(view) == length
+            views.append(view if whole else view[start : start + length])
+            nbytes += length
+        return Request(
+            transfer,
+            pieces,
+            views,
+            [self.handles[piece.slice_index] for piece in pieces],
+            [self.offsets[piece.slice_index] + piece.start for piece in pieces],
+            nbytes,
+            path,
+        )
 
 
 class Inbox:

@@ -21,7 +21,7 @@ from kvtide.transfer.errors import (
     TransferError,
     Unreachable,
 )
-from kvtide.transfer.handshake import Session, Use
+from kvtide.transfer.handshake import CrowdedError, Session, Use
 from kvtide.transfer.hashed import receive_hashed
 from kvtide.transfer.rail import Carrier, RailDownError, Report
 from kvtide.transfer.requests import Inbox, Request
@@ -151,7 +151,7 @@ class TcpCarrier(Carrier):
             left_s = min(DIAL_S, max(0.05, request.transfer.remaining_s()))
             try:
                 channel, session = self._dialer.dial(Use.DATA, left_s)
-            except (Unreachable, TimedOut) as error:
+            except (Unreachable, TimedOut, CrowdedError) as error:
                 raise RailDownError(
                     error.message, node=error.node, path=self.path
                 ) from error
