@@ -61,6 +61,15 @@ def test_a_store_that_always_evicts_is_only_slow() -> None:
     judged([Scenario(seed, LATE, shape=CROWDED, questions=30).run() for seed in SEEDS])
 
 
+def test_workers_that_wake_and_write_into_slots_of_others_change_no_answer() -> None:
+    stalls, shape = Trouble(stalls=12), Shape(hosts=1, store_slots=12, prefills=4)
+    reports = [
+        Scenario(seed, stalls, shape=shape, questions=40).run() for seed in SEEDS
+    ]
+    judged(reports)
+    assert sum(report.strays for report in reports) > 0
+
+
 def test_without_trouble_every_request_finishes() -> None:
     reports = [Scenario(seed, TROUBLES["none"]).run() for seed in SEEDS]
     judged(reports)

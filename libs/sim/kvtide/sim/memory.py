@@ -1,5 +1,7 @@
 """The stores' arenas, and one-sided reads of them by anybody."""
 
+from collections.abc import Callable
+
 from kvtide.kv import NodeRef, SlotRef
 from kvtide.sim.kernel import Kernel, Life
 
@@ -12,6 +14,8 @@ class SimMemory:
         self._kernel = kernel
         self._read_s = read_s
         self._arenas: dict[NodeRef, memoryview] = {}
+        self._watchers: list[Callable[[SlotRef], bool]] = []
+        self.strays = 0
 
     def allocate(self, store: NodeRef, length: int) -> memoryview:
         """A new arena of one life of a store."""
@@ -23,6 +27,14 @@ class SimMemory:
         """The same process goes on with its memory as another life."""
         self.free(arena)
         self._arenas[store] = arena
+
+    def watch(self, in_use: Callable[[SlotRef], bool]) -> None:
+        """Have each written slot shown to a store, which says if the writer may."""
+        self._watchers.append(in_use)
+
+    def written(self, slot: SlotRef) -> None:
+        """Somebody wrote into a slot; into another's if a store says so."""
+        self.strays += not all(in_use(slot) for in_use in self._watchers)
 
     def free(self, arena: memoryview) -> None:
         """The process of the store is dead."""

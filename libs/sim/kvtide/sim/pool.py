@@ -1,6 +1,6 @@
 """A worker's way to the pool in virtual time: production puts and checks over it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import count
 
@@ -28,7 +28,7 @@ from kvtide.kv import Lease, Located, NodeRef, Role, SlotRef, SpaceTags
 from kvtide.pool import PoolUnavailable, Put
 from kvtide.pool.copies import BadBytes, check_parts, checked_header
 from kvtide.pool.ledger import Ledger
-from kvtide.pool.put import PutSpec
+from kvtide.pool.put import Commit, PutSpec
 from kvtide.sim.engine import LAYOUT, SimRun
 from kvtide.sim.kernel import Kernel, Life
 from kvtide.sim.memory import SimMemory
@@ -36,6 +36,29 @@ from kvtide.sim.memory import SimMemory
 LIST_EVERY_S = 1.0
 ASK_S = 1.0
 COMMIT_S = 2.5
+
+
+class WatchedPut(Put):
+    """A put whose writes are seen by whoever gave the slots."""
+
+    def __init__(
+        self,
+        spec: PutSpec,
+        commit: Commit,
+        release: Callable[[Put], Awaitable[None]],
+        written: Callable[[SlotRef], None],
+    ) -> None:
+        """As ``Put``; ``written`` hears of each write's slot."""
+        super().__init__(spec, commit, release, lambda _: None)
+        self._seen = written
+
+    def write_part(self, i: int, part: int, data: memoryview) -> int:
+        """See ``Put.write_part``."""
+        xxh3 = super().write_part(i, part, data)
+        slot = self.slots[i].slot
+        if slot is not None:
+            self._seen(slot)
+        return xxh3
 
 
 class SimPool:
@@ -142,7 +165,7 @@ class SimPool:
             arenas=[arena],
         )
         commit = partial(self._commit, store, message.lease)
-        return Put(spec, commit, self._end, lambda _: None)
+        return WatchedPut(spec, commit, self._end, self._memory.written)
 
     def _sums(
         self, arena: memoryview, slot: PutSlot, tags: SpaceTags

@@ -19,19 +19,23 @@ WORKERS_LIMIT_S = 15.0
 QUIET_LIMIT_S = 60.0
 """Within this time everything is over, bookings whose end was lost included."""
 LOOK_EVERY_S = 0.5
+STALL_S = 6.0
+STALL_SEARCH_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
     """What may go wrong; the seed decides when, and to whom.
 
-    ``crashes`` are of each role, ``pauses`` and ``cuts`` of any process. Everything
+    ``crashes`` are of each role, ``pauses`` and ``cuts`` of any process, ``stalls``
+    pauses of a prefill worker in the middle of a step. Everything
     happens within ``span_s`` of the first question, then all is well again.
     """
 
     faults: NetworkFaults = field(default_factory=NetworkFaults)
     crashes: int = 0
     pauses: int = 0
+    stalls: int = 0
     cuts: int = 0
     leavers: float = 0.0
     span_s: float = 20.0
@@ -39,12 +43,17 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a simulation. ``violations`` must be empty."""
+    """What came of a simulation. ``violations`` must be empty.
+
+    ``strays`` are writes into slots that somebody else had by then: by workers that
+    were stopped, taken for dead, and woke. Readers must not believe them.
+    """
 
     seed: int
     answers: list[Answer]
     violations: list[Violation]
     messages: int
+    strays: int
     ended_s: float
 
     def summary(self) -> str:
@@ -92,7 +101,12 @@ class Scenario:
             *(Violation("kernel", repr(error)) for error in kernel.failures),
         ]
         return Report(
-            self.seed, self.clients.answers, violations, cluster.net.sent, kernel.now_s
+            self.seed,
+            self.clients.answers,
+            violations,
+            cluster.net.sent,
+            cluster.memory.strays,
+            kernel.now_s,
         )
 
     def _run_until(self, condition: Callable[[], bool], limit_s: float) -> None:
@@ -146,6 +160,8 @@ class Scenario:
                 self._crash_later(role)
         for _ in range(trouble.pauses):
             self._pause_later()
+        for _ in range(trouble.stalls):
+            self._stall_later(draw.uniform(0.0, trouble.span_s * 0.6))
         for _ in range(trouble.cuts):
             self._cut_later(draw.uniform(0.0, trouble.span_s * 0.7))
 
@@ -172,6 +188,23 @@ class Scenario:
         at_s = self._random.uniform(0.0, self._trouble.span_s * 0.6)
         seconds = self._random.choice((1.0, 4.0, 7.0))
         self.cluster.kernel.at(at_s, lambda: self.cluster.pause(process, seconds))
+
+    def _stall_later(self, at_s: float) -> None:
+        kernel = self.cluster.kernel
+        kernel.at(at_s, lambda: self._stall(kernel.now_s + STALL_SEARCH_S))
+
+    def _stall(self, end_s: float) -> None:
+        """Stop the first prefill worker that is found computing."""
+        kernel = self.cluster.kernel
+        for process in self.cluster.of(Role.PREFILL):
+            prefill = process.prefill
+            if prefill is None or process.life.paused_until_s > kernel.now_s:
+                continue
+            if prefill.machine.load().running:
+                self.cluster.pause(process, STALL_S)
+                return
+        if kernel.now_s < end_s:
+            kernel.at(0.005, lambda: self._stall(end_s))
 
     def _cut_later(self, at_s: float) -> None:
         names = sorted(self.cluster.processes)

@@ -14,7 +14,7 @@ from kvtide.bus import (
 )
 from kvtide.bus.messages import Message, NodeState
 from kvtide.bus.subjects import Hop
-from kvtide.kv import NodeRef, Role
+from kvtide.kv import NodeRef, Role, SlotRef
 from kvtide.sim.engine import LAYOUT
 from kvtide.sim.kernel import Kernel, Life, Promise
 from kvtide.sim.memory import SimMemory
@@ -57,6 +57,7 @@ class SimStore:
         self._memory = memory
         self.machine = StoreMachine(node.ref, rules(slots))
         self.arena = memory.allocate(node.ref, self.machine.rules.arena_bytes)
+        memory.watch(self._in_use)
         self._askers: dict[int, Promise[Message]] = {}
         self._tokens = count()
         self._wake_s = float("inf")
@@ -71,6 +72,12 @@ class SimStore:
         await node.bus.subscribe(node.subjects.all_placements(), self._hear)
         self._run(Tick())
         node.set_state(NodeState.READY)
+
+    def _in_use(self, slot: SlotRef) -> bool:
+        """Whether the slot is still in the use that it was given out for."""
+        inventory = self.machine.inventory
+        known = slot.owner == inventory.store
+        return not known or inventory.find(slot) is not None
 
     def connection_gone(self, owner: NodeRef) -> None:
         """The transfer connections of a process have ended."""

@@ -13,6 +13,7 @@ TROUBLES: dict[str, Trouble] = {
     ),
     "crash": Trouble(_MILD, crashes=1),
     "pause": Trouble(_MILD, pauses=3),
+    "stall": Trouble(_MILD, stalls=3),
     "cuts": Trouble(_MILD, cuts=3),
     "leave": Trouble(_MILD, leavers=0.7),
     "all": Trouble(
