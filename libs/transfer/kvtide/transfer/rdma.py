@@ -400,9 +400,8 @@ class RdmaCarrier(Carrier):
 
     def _break(self, error: TransferError) -> None:
         """The pair is of no use until it is reset; all in flight goes back."""
-        log.info(
-            "the RDMA rail %s to %s broke: %s", self._device.name, self._node, error
-        )
+        if not self._closing:
+            log.info("RDMA by %s to %s broke: %s", self._device.name, self._node, error)
         self._connected = False
         flights = list(self._flights.values())
         if self._pair is not None:

@@ -1,0 +1,112 @@
+"""Our RDMA transport beside ib_write_bw, on this machine's first device.
+
+    ops/rdma/vm.sh --timeout 900 'python3 ops/rdma/bench.py'
+
+In the emulated guest this measures the processor, not a network: only the ratio of the
+two, measured in turn, says something. ib_write_bw moves bytes and nothing else; ours
+copies through a staging area and hashes.
+"""
+
+# ruff: noqa: T201 - for a terminal
+
+import asyncio
+import statistics
+import subprocess
+import sys
+import time
+
+from kvtide.runtime import SystemClock
+from kvtide.transfer import Access, Endpoint, ReadSlice, WriteSlice
+from kvtide.transfer.verbs import device_names
+
+SECRET = b"only for the two ends of a bench"
+ROUNDS = 3
+SECONDS = 6.0
+ITERATIONS = 100
+
+
+def perftest(device: str, size: int) -> float:
+    """MB/s of ib_write_bw between two processes."""
+    command = [
+        *("ib_write_bw", "-d", device, "-s", str(size), "-n", str(ITERATIONS)),
+        *("-m", "4096", "-x", "1", "-F", "--report_gbits", "-p", "18515"),
+    ]
+    server = subprocess.Popen(  # noqa: S603
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    time.sleep(2)
+    done = subprocess.run(  # noqa: S603
+        [*command, "127.0.0.1"], capture_output=True, text=True, check=True, timeout=300
+    )
+    server.wait(60)
+    rows = [line.split() for line in done.stdout.splitlines()]
+    (row,) = (row for row in rows if row and row[0] == str(size))
+    return float(row[3]) * 1000 / 8
+
+
+async def ours(device: str, size: int) -> tuple[float, float]:
+    """MB/s of our reads and writes between two endpoints, one device."""
+    async with (
+        Endpoint(
+            node="owner",
+            epoch=1,
+            secret=SECRET,
+            clock=SystemClock(),
+            shm_dir=None,
+            rdma_devices=[device],
+        ) as owner,
+        Endpoint(
+            node="reader",
+            epoch=1,
+            secret=SECRET,
+            clock=SystemClock(),
+            shm_dir=None,
+            rdma_devices=[device],
+        ) as reader,
+    ):
+        region = owner.register(bytearray(8 * size), name="arena")
+        handle = region.handle(Access.WRITE)
+        peer = await reader.connect(owner.address, timeout_s=30)
+        views = [memoryview(bytearray(size)) for _ in range(8)]
+        rates: list[float] = []
+        for write in (False, True):
+            moved = 0
+            started = time.perf_counter()
+            while (spent := time.perf_counter() - started) < SECONDS:
+                transfers = [
+                    peer.write([WriteSlice(handle, at * size, view)], timeout_s=120)
+                    if write
+                    else peer.read([ReadSlice(handle, at * size, view)], timeout_s=120)
+                    for at, view in enumerate(views)
+                ]
+                for transfer in transfers:
+                    result = await transfer
+                    if result.path != "rdma":
+                        sys.exit(f"went by {result.path}")
+                moved += 8 * size
+            rates.append(moved / spent / 1e6)
+        return rates[0], rates[1]
+
+
+def main() -> None:
+    """Measure in turn; one line for each size."""
+    device = device_names()[0]
+    for size in (65536, 1 << 20):
+        bare: list[float] = []
+        reads: list[float] = []
+        writes: list[float] = []
+        for _ in range(ROUNDS):
+            bare.append(perftest(device, size))
+            read, write = asyncio.run(ours(device, size))
+            reads.append(read)
+            writes.append(write)
+        limit, read, write = map(statistics.median, (bare, reads, writes))
+        print(
+            f"{size} bytes: ib_write_bw {limit:.1f} MB/s, our writes {write:.1f}"
+            f" ({write / limit:.2f}), our reads {read:.1f} ({read / limit:.2f})",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
