@@ -57,6 +57,11 @@ def check_url(url: str) -> None:
         )
 
 
+def _whole(seconds: float) -> int:
+    """Seconds as nats-py types them: whole, and never zero."""
+    return max(1, round(seconds))
+
+
 def _split(url: str) -> SplitResult:
     return urlsplit(url if "://" in url else f"nats://{url}")
 
@@ -155,7 +160,7 @@ class NatsConnection:
                 pending_bytes_limit=self._limits.waiting_bytes,
             )
             self._dropped[id(subscription)] = on_dropped
-            timeout_s = int(self._limits.connect_timeout_s)
+            timeout_s = _whole(self._limits.connect_timeout_s)
             # nats-py's ping overtakes what its flusher has yet to write: the first
             # round trip lets the flusher run, the second one is behind the SUB
             await self._client.flush(timeout=timeout_s)
@@ -200,9 +205,9 @@ class NatsConnection:
             allow_reconnect=False,
             max_reconnect_attempts=1,
             reconnect_time_wait=_RETRY_S,  # pyright: ignore[reportArgumentType]
-            connect_timeout=int(limits.connect_timeout_s),
+            connect_timeout=_whole(limits.connect_timeout_s),
             ping_interval=limits.ping_s,  # pyright: ignore[reportArgumentType]
-            drain_timeout=int(limits.drain_timeout_s),
+            drain_timeout=_whole(limits.drain_timeout_s),
             # no buffer: what can't be sent now is not sent
             pending_size=0,
         )
