@@ -1,5 +1,6 @@
 """Shared-memory files: names, locks, sweeping, and what happens when it is full."""
 
+import errno
 import logging
 import os
 import subprocess
@@ -9,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from kvtide.runtime import SystemClock
-from kvtide.transfer import Endpoint, ReadSlice, Refused, Unreachable, sweep_shm
+from kvtide.transfer import (
+    Endpoint,
+    OutOfBounds,
+    ReadSlice,
+    Refused,
+    TransferError,
+    Unreachable,
+    sweep_shm,
+)
 from kvtide.transfer.shm import attach, boot_id, create, shm_host
 
 SECRET = b"the secret of this test's cluster"
@@ -39,7 +48,7 @@ def test_sweep(tmp_path: Path) -> None:
     (tmp_path / old_boot).touch()
     assert sorted(sweep_shm(tmp_path)) == sorted([dead, old_boot])
     assert {path.name for path in tmp_path.iterdir()} == {mine.name, *foreign}
-    mine.remove()
+    mine.dispose()
     assert not mine.path.exists()
 
 
@@ -71,7 +80,7 @@ def test_attach(tmp_path: Path) -> None:
     (tmp_path / link).symlink_to(file.path)
     with pytest.raises(Refused):
         attach(tmp_path, link, 1, writable=True)
-    file.remove()
+    file.dispose()
     with pytest.raises(Unreachable):
         attach(tmp_path, file.name, 4096, writable=False)
 
@@ -123,4 +132,48 @@ def test_files_are_ours_alone(tmp_path: Path) -> None:
     assert found.st_size == 1 << 20
     # committed when touched, not before
     assert found.st_blocks * 512 < 1 << 20
-    file.remove()
+    file.dispose()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+async def test_commit_and_release(tmp_path: Path, shared: bool) -> None:
+    page = 4096
+    async with Endpoint(
+        node="a",
+        epoch=1,
+        secret=SECRET,
+        clock=SystemClock(),
+        shm_dir=tmp_path if shared else None,
+    ) as endpoint:
+        region = endpoint.allocate(64 * page, name="arena")
+        region.commit(page, 8 * page)
+        if shared:
+            found = (tmp_path / region.shm_name).stat()
+            assert found.st_blocks * 512 >= 8 * page
+        region.view[:] = b"x" * (64 * page)
+        region.release(page + 1, 4 * page)
+        # the first page of the range is not whole
+        assert region.view[: 2 * page] == b"x" * (2 * page)
+        if not shared or Path("/dev/shm") in tmp_path.parents:  # noqa: S108
+            assert region.view[2 * page : 5 * page] == bytes(3 * page)
+        assert region.view[5 * page :] == b"x" * (59 * page)
+        for call in (region.commit, region.release):
+            with pytest.raises(OutOfBounds):
+                call(64 * page, 1)
+
+
+def test_commit_says_when_memory_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = Endpoint(
+        node="a", epoch=1, secret=SECRET, clock=SystemClock(), shm_dir=tmp_path
+    )
+    region = endpoint.allocate(4096, name="arena")
+
+    def full(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(TransferError, match="No space left"):
+        region.commit(0, 4096)
+    endpoint.close_blocking()

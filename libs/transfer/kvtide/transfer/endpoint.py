@@ -211,10 +211,12 @@ class Endpoint(TransferEndpoint):
                     name=name,
                     location=location,
                     shm_name=file.name,
-                    dispose=file.remove,
+                    backing=file,
                 )
-        view, dispose = private_memory(length)
-        return self._table.add(view, name=name, location=location, dispose=dispose)
+        memory = private_memory(length)
+        return self._table.add(
+            memoryview(memory.mapping), name=name, location=location, backing=memory
+        )
 
     def register(self, buffer: object, *, name: str, location: str = "cpu:0") -> Region:
         """See ``TransferEndpoint.register``."""
@@ -231,13 +233,13 @@ class Endpoint(TransferEndpoint):
             Unreachable: it can't be opened.
             TransferError: it is empty.
         """
-        view, file_name, dispose = file_region(path, writable=writable)
+        backing = file_region(path, writable=writable)
         return self._table.add(
-            view,
+            memoryview(backing.mapping),
             name=name,
             location=f"file:{path}",
-            shm_name=file_name,
-            dispose=dispose,
+            shm_name=backing.file.name(),
+            backing=backing,
         )
 
     async def deregister(self, region: Region) -> None:

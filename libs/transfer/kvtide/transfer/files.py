@@ -118,6 +118,10 @@ class SegmentFile:
             raise Unreachable(f"writing {self.path}: {error}", path=PATH) from error
         return xxhash.xxh3_64_intdigest(source)
 
+    def reserve(self, offset: int, length: int) -> None:
+        """Have room for a range on the device; raises OSError when there is none."""
+        os.posix_fallocate(self._cached_fd, offset, length)
+
     def sync(self) -> None:
         """Have what was written survive a power cut; blocks.
 
@@ -272,8 +276,28 @@ class FileMover:
             return self._files.setdefault(key, OpenRegion(file, length, expires_s))
 
 
-def file_region(path: Path, *, writable: bool) -> tuple[memoryview, str, "Disposal"]:
-    """A file as memory to register, its name, and how to let go of it.
+@dataclass(frozen=True, slots=True)
+class FileBacking:
+    """A file that is registered as a region."""
+
+    file: SegmentFile
+    mapping: mmap.mmap
+
+    def commit(self, offset: int, length: int) -> None:
+        """Have room on the device; raises OSError when there is none."""
+        self.file.reserve(offset, length)
+
+    def release(self, offset: int, length: int) -> None:
+        """Nothing: a file keeps its bytes."""
+
+    def dispose(self) -> None:
+        """Let go of the file."""
+        close_mapping(self.mapping)
+        self.file.close()
+
+
+def file_region(path: Path, *, writable: bool) -> FileBacking:
+    """A file as memory to register.
 
     Raises:
         Unreachable: it can't be opened.
@@ -284,13 +308,4 @@ def file_region(path: Path, *, writable: bool) -> tuple[memoryview, str, "Dispos
     if not length:
         file.close()
         raise TransferError(f"{path} is empty", path=PATH)
-    mapping = file.map(length, writable=writable)
-
-    def dispose() -> None:
-        close_mapping(mapping)
-        file.close()
-
-    return memoryview(mapping), file.name(), dispose
-
-
-Disposal = Callable[[], None]
+    return FileBacking(file, file.map(length, writable=writable))

@@ -1,15 +1,36 @@
 """The memory that an endpoint lets others reach."""
 
+import mmap
 import threading
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kvtide.runtime import Clock
 from kvtide.transfer.capability import CapabilityMint
-from kvtide.transfer.errors import AccessDenied, OutOfBounds, TimedOut
+from kvtide.transfer.errors import (
+    AccessDenied,
+    OutOfBounds,
+    TimedOut,
+    TransferError,
+)
 from kvtide.transfer.handles import Access, RegionHandle
 
 _MOST_CHECKED = 4096
+
+
+class Backing(Protocol):
+    """What holds a region's memory."""
+
+    def commit(self, offset: int, length: int) -> None:
+        """Have real memory there; raises OSError when there is none."""
+        ...
+
+    def release(self, offset: int, length: int) -> None:
+        """Give whole pages back."""
+        ...
+
+    def dispose(self) -> None:
+        """Let go of all."""
+        ...
 
 
 class Region:
@@ -27,7 +48,7 @@ class Region:
         name: str,
         location: str,
         shm_name: str,
-        dispose: Callable[[], None] | None,
+        backing: Backing | None,
     ) -> None:
         """Made by ``RegionTable.add``."""
         self.number = number
@@ -36,7 +57,7 @@ class Region:
         self.shm_name = shm_name
         self.view = view
         self._table = table
-        self._dispose = dispose
+        self._backing = backing
 
     @property
     def length(self) -> int:
@@ -53,11 +74,46 @@ class Region:
         """
         return self._table.handle(self, access, ttl_s)
 
+    def commit(self, offset: int, length: int) -> None:
+        """Have real memory behind a range of allocated memory before it is written.
+
+        Shared memory is promised more than once: writing where none is left kills the
+        process. Blocks while the kernel clears pages; for nothing if they are there.
+
+        Raises:
+            OutOfBounds: the range is not inside the region.
+            TransferError: the shared memory is full; what to do about it.
+        """
+        check_range(offset, length, self.length, 0)
+        if self._backing is None or not length:
+            return
+        try:
+            self._backing.commit(offset, length)
+        except OSError as error:
+            raise TransferError(
+                f"no memory for {length} bytes of region {self.name!r}: {error}; make "
+                "the shared-memory file system larger or the region smaller"
+            ) from error
+
+    def release(self, offset: int, length: int) -> None:
+        """Give the memory behind a range back to the system; it reads as zeros.
+
+        Only whole pages inside the range are given back. Nobody may be using it.
+
+        Raises:
+            OutOfBounds: the range is not inside the region.
+        """
+        check_range(offset, length, self.length, 0)
+        first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (offset + length) // mmap.PAGESIZE * mmap.PAGESIZE
+        if self._backing is not None and first < last:
+            self._backing.release(first, last - first)
+
     def dispose(self) -> None:
         """Give back what the endpoint made for it; called by the endpoint, once."""
-        dispose, self._dispose = self._dispose, None
-        if dispose is not None:
-            dispose()
+        backing, self._backing = self._backing, None
+        if backing is not None:
+            backing.dispose()
 
 
 class Grant(NamedTuple):
@@ -88,7 +144,7 @@ class RegionTable:
         name: str,
         location: str,
         shm_name: str = "",
-        dispose: Callable[[], None] | None = None,
+        backing: Backing | None = None,
     ) -> Region:
         """Put memory in; its number is new in this epoch."""
         with self._changed:
@@ -100,7 +156,7 @@ class RegionTable:
                 name=name,
                 location=location,
                 shm_name=shm_name,
-                dispose=dispose,
+                backing=backing,
             )
             self._regions[region.number] = region
         return region

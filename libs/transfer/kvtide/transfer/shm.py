@@ -13,7 +13,6 @@ import mmap
 import os
 import re
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +59,15 @@ class SharedFile:
     mapping: mmap.mmap
     path: Path
 
-    def remove(self) -> None:
+    def commit(self, offset: int, length: int) -> None:
+        """Have real memory behind a range; raises OSError when there is none."""
+        os.posix_fallocate(self.fd, offset, length)
+
+    def release(self, offset: int, length: int) -> None:
+        """Give the memory behind a range of whole pages back; it reads as zeros."""
+        self.mapping.madvise(mmap.MADV_REMOVE, offset, length)
+
+    def dispose(self) -> None:
         """Take the name away and let go; mappings that exist stay valid."""
         self.path.unlink(missing_ok=True)
         os.close(self.fd)
@@ -175,7 +182,25 @@ def _remove_unlocked(path: Path) -> bool:
     return True
 
 
-def private_memory(length: int) -> tuple[memoryview, Callable[[], None]]:
-    """Zeroed memory of this process alone, and how to give it back."""
-    mapping = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return memoryview(mapping), lambda: close_mapping(mapping)
+@dataclass(frozen=True, slots=True)
+class PrivateMemory:
+    """Zeroed memory of this process alone."""
+
+    mapping: mmap.mmap
+
+    def commit(self, offset: int, length: int) -> None:
+        """Nothing to do: the kernel has promised it."""
+
+    def release(self, offset: int, length: int) -> None:
+        """Give the memory behind a range of whole pages back; it reads as zeros."""
+        self.mapping.madvise(mmap.MADV_DONTNEED, offset, length)
+
+    def dispose(self) -> None:
+        """Let go of it."""
+        close_mapping(self.mapping)
+
+
+def private_memory(length: int) -> PrivateMemory:
+    """Memory that nobody else can map."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return PrivateMemory(mmap.mmap(-1, length, flags=flags))
