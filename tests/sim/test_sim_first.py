@@ -17,6 +17,7 @@ from kvtide.gateway.life import Finish, answer
 from kvtide.gateway.life.token_flow import Taken, TokenFlow
 from kvtide.kv import Located, SpaceTags
 from kvtide.sim import TROUBLES, Parts, Report, Scenario, Shape, Trouble
+from kvtide.sim.__main__ import main
 from kvtide.sim.decode import SimDecode
 from kvtide.sim.engine import LAYOUT, SimRun
 from kvtide.sim.pool import SimPool
@@ -57,6 +58,11 @@ def test_each_request_ends_once_with_true_tokens_and_nothing_is_held(name: str) 
     assert finished(reports) >= asked * (0.1 if name in {"leave", "all"} else 0.6)
 
 
+@pytest.mark.parametrize(("name", "seed"), [("loss", 11), ("crash", 138)])
+def test_what_once_failed_holds(name: str, seed: int) -> None:
+    judged([Scenario(seed, TROUBLES[name]).run()])
+
+
 def test_a_store_that_always_evicts_is_only_slow() -> None:
     judged([Scenario(seed, LATE, shape=CROWDED, questions=30).run() for seed in SEEDS])
 
@@ -86,6 +92,23 @@ def test_one_seed_is_one_history() -> None:
     one, other = (Scenario(3, TROUBLES["all"]).run() for _ in range(2))
     assert (one.messages, one.ended_s) == (other.messages, other.ended_s)
     assert [got.ids for got in one.answers] == [got.ids for got in other.answers]
+
+
+def test_the_command_says_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--trouble", "none", "--seeds", "1:2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[0] for line in lines] == [
+        "none seed 1: ok",
+        "none seed 2: ok",
+    ]
+
+
+def test_a_failing_seed_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with patch.object(answer, "TokenFlow", RepeatingFlow):
+        assert main(["--trouble", "wild", "--seeds", "1:1"]) == 1
+    output = capsys.readouterr().out
+    assert "wild seed 1: WRONG" in output
+    assert "is wrong" in output
 
 
 # ---- planted bugs: a checker that never fails proves nothing
