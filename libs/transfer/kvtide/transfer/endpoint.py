@@ -302,7 +302,9 @@ class Endpoint(TransferEndpoint):
         with self._lock:
             if self._closed:
                 raise Unreachable("the endpoint is closed", node=address.node)
-            return self._peers.get((address.node, address.epoch))
+            peer = self._peers.get((address.node, address.epoch))
+        # one that has just gone may not have left yet
+        return None if peer is None or peer.gone else peer
 
     def _open(self, address: EndpointAddress, timeout_s: float) -> SocketPeer:
         near = bool(self._shm_host) and address.shm_host == self._shm_host
