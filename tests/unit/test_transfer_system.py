@@ -1,15 +1,27 @@
 """Topology from sysfs and from JSON, metrics, timed calls."""
 
+import contextlib
+import importlib.util
 import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given, strategies as st
 from prometheus_client import CollectorRegistry
 
 from kvtide.runtime import ConfigError, SystemClock
-from kvtide.transfer import Operation, PrometheusObserver
+from kvtide.transfer import Operation, PrometheusObserver, Refused, bench
 from kvtide.transfer.alarm import Alarm
+from kvtide.transfer.rdma_wire import (
+    Reach,
+    pack_pair,
+    pack_reach,
+    unpack_pair,
+    unpack_reach,
+)
 from kvtide.transfer.topology import Near, Topology, discover, from_json
+from kvtide.transfer.verbs import PairAddress, device_names
+from kvtide.transfer.wire import FrameError
 
 
 def put(root: Path, path: str, text: str = "") -> None:
@@ -106,3 +118,43 @@ def test_alarm_calls_in_order_and_survives_errors() -> None:
     alarm.close()
     alarm.at(now_s, lambda: calls.append(4))
     assert calls == [1, 2]
+
+
+# ---- RDMA without RDMA
+
+
+@pytest.mark.parametrize("expires_in_s", [None, 2.5])
+def test_rdma_bodies_round_trip(expires_in_s: float | None) -> None:
+    reach = Reach(0x7F00_0000_1000, 4096, expires_in_s, (17, 2**32 - 1))
+    assert unpack_reach(pack_reach(reach)) == reach
+    address = PairAddress(77, 78, "::ffff:10.77.0.1")
+    assert unpack_pair(pack_pair(3, address)) == (3, address)
+
+
+@given(st.binary(max_size=120))
+def test_any_rdma_body_is_well_formed_or_refused(body: bytes) -> None:
+    for unpack in (unpack_reach, unpack_pair):
+        with contextlib.suppress(FrameError):
+            unpack(body)
+
+
+def test_rdma_says_what_is_missing() -> None:
+    if importlib.util.find_spec("pyverbs") is None:
+        with pytest.raises(Refused, match="make rdma"):
+            device_names()
+    else:
+        assert isinstance(device_names(), list)
+
+
+# ---- the bench
+
+
+def test_bench_measures_everything_once() -> None:
+    figures = bench.run(sizes=(4096,), rounds=1, seconds=0.005)
+    names = {figure.name for figure in figures}
+    assert {"tcp read 4 KiB", "shm write 4 KiB x8", "bare socket 4 KiB"} <= names
+    assert all(figure.value > 0 for figure in figures)
+    rated = [figure for figure in figures if figure.limit]
+    assert rated
+    assert all(figure.ratio is not None for figure in rated)
+    assert len(bench.table(figures).splitlines()) == 2 + len(figures)
