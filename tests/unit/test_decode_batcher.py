@@ -2,6 +2,7 @@
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from msgspec import structs
 from tests.unit.decode_world import (
     BLOCK,
     EOS,
@@ -213,10 +214,14 @@ def test_a_fill_is_small_beside_a_running_sequence() -> None:
     ]
 
 
+ADDRESSED = structs.replace(work("a", 5), worker=ME)
+
+
 @pytest.mark.parametrize(
     ("event", "job", "code"),
     [
         (events.Drain(), work("a", 5), RefuseCode.DRAINING),
+        (events.Fenced(NodeRef(ME.node, 2)), ADDRESSED, RefuseCode.OTHER_LIFE),
         (events.Tick(), work("a", 200), RefuseCode.TOO_LARGE),
         (events.Tick(), work("a", 150, max_new_tokens=60), RefuseCode.TOO_LARGE),
         (

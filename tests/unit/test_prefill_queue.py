@@ -2,6 +2,7 @@
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from msgspec import structs
 from tests.unit.prefill_world import (
     BLOCK,
     DECODE,
@@ -251,6 +252,7 @@ def test_full_queue_and_hopeless_deadline_are_refused() -> None:
         (events.StoreAttached(attached=False), RefuseCode.NO_STORE),
         (events.ModelLoaded("other", 1000, BLOCK), RefuseCode.UNKNOWN_MODEL),
         (events.ModelLoaded("m", 10, BLOCK), RefuseCode.TOO_LARGE),
+        (events.Fenced(NodeRef(ME.node, 2)), RefuseCode.OTHER_LIFE),
     ],
 )
 def test_unfit_work_is_refused_with_the_reason(
@@ -258,7 +260,7 @@ def test_unfit_work_is_refused_with_the_reason(
 ) -> None:
     shell = Shell()
     shell.tell(event)
-    shell.tell(events.WorkArrived(work("a", 20)))
+    shell.tell(events.WorkArrived(structs.replace(work("a", 20), worker=ME)))
     refused = shell.replies[-1]
     assert isinstance(refused, WorkRefused)
     assert refused.code is code

@@ -176,6 +176,8 @@ class DecodeMachine:
         return WorkAccepted(request=ref.request, attempt=ref.attempt, start_ms=start_ms)
 
     def _take(self, work: DecodeWork) -> Sequence | tuple[RefuseCode, str]:
+        if work.worker not in (None, self._me):
+            return RefuseCode.OTHER_LIFE, "it was meant for another life of this worker"
         if self._draining:
             return RefuseCode.DRAINING, "the worker is ending"
         model = self._model

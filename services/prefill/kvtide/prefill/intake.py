@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvtide.bus.messages import PrefillLoad, PrefillWork, RefuseCode
 from kvtide.bus.ownership import Standing
-from kvtide.kv import RequestRef
+from kvtide.kv import NodeRef, RequestRef
 from kvtide.prefill.events import ChunkSpec, ModelLoaded
 from kvtide.prefill.job import Job, Phase
 from kvtide.prefill.limits import PrefillLimits
@@ -27,8 +27,10 @@ class Readiness:
     attached: bool = False
     draining: bool = False
 
-    def unfit(self, work: PrefillWork) -> tuple[RefuseCode, str] | None:
+    def unfit(self, work: PrefillWork, me: NodeRef) -> tuple[RefuseCode, str] | None:
         """Why this work can't be done here at all."""
+        if work.worker not in (None, me):
+            return RefuseCode.OTHER_LIFE, "it was meant for another life of this worker"
         if self.draining:
             return RefuseCode.DRAINING, "the worker is ending"
         if self.model is None:

@@ -130,7 +130,7 @@ class PrefillMachine:
             return self._accepted(ref)
         refusal = (
             TOO_LATE.get(standing)
-            or self._readiness.unfit(work)
+            or self._readiness.unfit(work, self._me)
             or crowded(work, tuple(self._jobs.values()), self._limits, self._compute)
         )
         model = self._readiness.model

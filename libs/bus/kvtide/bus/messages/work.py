@@ -37,6 +37,8 @@ class SamplingSpec(msgspec.Struct, frozen=True, kw_only=True):
 class PrefillWork(Message, frozen=True, tag="prefill_work"):
     """Make the KV of ``tokens[:-1]``: load ``reuse``, compute the rest, hand it over.
 
+    ``worker`` is the life that was chosen: a later life of the node refuses it.
+
     ``keys`` are those of the full blocks of ``tokens`` (the last token's KV is made by
     decode, which feeds it). ``salt`` and ``tenant`` name the key space.
     """
@@ -52,6 +54,7 @@ class PrefillWork(Message, frozen=True, tag="prefill_work"):
     reuse: tuple[Located, ...]
     decode: NodeRef
     deadline_ms: float
+    worker: NodeRef | None = None
 
 
 class DecodeWork(Message, frozen=True, tag="decode_work"):
@@ -61,7 +64,8 @@ class DecodeWork(Message, frozen=True, tag="decode_work"):
     earlier attempts generated: generation goes on at index
     ``len(tokens) - prompt_tokens`` of the answer. ``max_new_tokens`` counts the whole
     answer, earlier attempts included. ``stop_token_ids`` end the answer unless
-    ``ignore_eos``. ``prefill`` is None when everything is in the pool.
+    ``ignore_eos``. ``prefill`` is None when everything is in the pool. ``worker`` is the
+    life that was chosen: a later life of the node refuses it.
     """
 
     request: RequestId
@@ -81,6 +85,7 @@ class DecodeWork(Message, frozen=True, tag="decode_work"):
     min_new_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    worker: NodeRef | None = None
 
 
 class WorkAccepted(Message, frozen=True, tag="work_accepted"):
@@ -100,6 +105,7 @@ class RefuseCode(StrEnum):
     TOO_LARGE = "too_large"
     UNKNOWN_MODEL = "unknown_model"
     STALE_ATTEMPT = "stale_attempt"
+    OTHER_LIFE = "other_life"
     CANCELLED = "cancelled"
     NO_STORE = "no_store"
 

@@ -62,6 +62,7 @@ class Letters:
             reuse=placed.reuse,
             decode=placed.decode,
             deadline_ms=left_ms,
+            worker=placed.prefill,
         )
 
     def decode(
@@ -87,4 +88,5 @@ class Letters:
             stop_token_ids=spec.stop_token_ids,
             ignore_eos=spec.ignore_eos,
             deadline_ms=left_ms,
+            worker=placed.decode,
         )

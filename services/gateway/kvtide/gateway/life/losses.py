@@ -11,7 +11,13 @@ from kvtide.kv import NodeId, NodeRef
 DEFAULT_RETRY_MS = 1000.0
 
 _PASSING = frozenset(
-    (RefuseCode.BUSY, RefuseCode.DRAINING, RefuseCode.LOADING, RefuseCode.NO_STORE)
+    (
+        RefuseCode.BUSY,
+        RefuseCode.DRAINING,
+        RefuseCode.LOADING,
+        RefuseCode.NO_STORE,
+        RefuseCode.OTHER_LIFE,
+    )
 )
 
 
