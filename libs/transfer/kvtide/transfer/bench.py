@@ -8,6 +8,7 @@ taken within the run. Used by ``kvtide bench transfer`` and ``ops/bench/transfer
 import asyncio
 import ctypes
 import json
+import mmap
 import socket
 import statistics
 import subprocess
@@ -139,10 +140,11 @@ def memcpy_limits(size: int) -> list[Candidate]:
 
 
 class _Arena:
-    """Memory that is touched, as memory in use is."""
+    """Memory that is touched and aligned, as that of tensors is."""
 
     def __init__(self) -> None:
-        self.view = memoryview(bytearray(ARENA_BYTES))
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self.view = memoryview(mmap.mmap(-1, ARENA_BYTES, flags=flags))
         self.address = address_of(self.view)
         ctypes.memset(self.address, 7, ARENA_BYTES)
 

@@ -1,5 +1,6 @@
 """Moves requests through shared memory: a private copy, hashed in the same pass."""
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -18,7 +19,10 @@ from kvtide.transfer.transfer import Transfer
 log = logging.getLogger("kvtide.transfer")
 
 AT_ONCE_BYTES = 64 << 10
-"""So little is copied sooner than another thread is woken."""
+"""So little is copied sooner than another thread is woken, also in an event loop."""
+
+AT_ONCE_IN_THREAD_BYTES = 16 << 20
+"""A thread without a loop would only wait: it copies as much as this by itself."""
 
 
 class Mover(Protocol):
@@ -112,9 +116,10 @@ class Copier:
         self._end: TransferError | None = None
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Take requests; each is settled in the end. Never blocks."""
-        if len(requests) == 1 and self._is_little(requests[0]):
-            self._copy(requests[0])
+        """Take requests; each is settled in the end. Never blocks an event loop."""
+        if self._is_little(requests):
+            for request in requests:
+                self._copy(request)
             return
         for request in requests:
             try:
@@ -145,9 +150,12 @@ class Copier:
         self._end = error
         self.mover.close()
 
-    def _is_little(self, request: Request) -> bool:
-        return request.nbytes <= AT_ONCE_BYTES and all(
+    def _is_little(self, requests: Sequence[Request]) -> bool:
+        nbytes = sum(request.nbytes for request in requests)
+        limit = AT_ONCE_BYTES if _in_loop() else AT_ONCE_IN_THREAD_BYTES
+        return nbytes <= limit and all(
             self.mover.known(handle, writable=request.writes)
+            for request in requests
             for handle in request.handles
         )
 
@@ -200,3 +208,11 @@ class Copier:
             raise
         transfer.moved(piece, digest)
         return not transfer.failed
+
+
+def _in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -108,7 +108,8 @@ class TransferPeer(ABC):
     ) -> Transfer:
         """Start to copy remote ranges into local memory; see the module's rules.
 
-        Never blocks. One batch is cheap for hundreds of scattered slices.
+        Never blocks an event loop (a thread without one may find that shared memory
+        has been copied on return). One batch is cheap for hundreds of scattered slices.
         ``notify``, of at most 64 KiB, is handed to the owner (``on_notification``)
         once all bytes have been moved, and before the transfer ends; never if it fails.
         ``trace`` is a W3C traceparent that goes with the requests, for the owner's log.

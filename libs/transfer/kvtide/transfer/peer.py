@@ -309,6 +309,12 @@ class SocketPeer(TransferPeer):
         self._hand_out(dispatcher, requests)
 
     def _hand_out(self, dispatcher: Dispatcher, requests: list[Request]) -> None:
+        if len(requests) == 1 and requests[0].path == "tcp":
+            dispatcher.submit(requests)
+            return
+        if len(requests) == 1 and requests[0].path == "shm" and self._copier:
+            self._copier.submit(requests)
+            return
         shared = [each for each in requests if each.path == "shm"]
         files = [each for each in requests if each.path == "file"]
         network = [each for each in requests if each.path == "tcp"]

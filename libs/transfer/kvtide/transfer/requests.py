@@ -4,6 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvtide.transfer.handles import Operation, RegionHandle
 from kvtide.transfer.plan import PIECES_PER_REQUEST, Piece, cut, group
@@ -46,8 +47,7 @@ class Request:
             self.transfer.settle(self.path)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """What a caller asks for: slice i is ``views[i]``, at ``offsets[i]`` of its region."""
 
     views: Sequence[memoryview]

@@ -21,6 +21,30 @@ class Transfer:
     the caller's again.
     """
 
+    __slots__ = (
+        "_abort",
+        "_callbacks",
+        "_clock",
+        "_failure",
+        "_finale",
+        "_help",
+        "_is_over",
+        "_lock",
+        "_over",
+        "_paths",
+        "_retries_left",
+        "_split",
+        "_unsettled",
+        "_xxh3",
+        "deadline_s",
+        "nbytes",
+        "operation",
+        "priority",
+        "purpose",
+        "started_s",
+        "trace",
+    )
+
     def __init__(
         self,
         *,
