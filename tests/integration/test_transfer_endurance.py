@@ -115,4 +115,6 @@ async def test_ten_thousand_transfers(shm_dir: Path | None) -> None:
     gc.collect()
     # a leak of 2 KiB a transfer would show
     assert grown < 16 << 20
-    assert held() == before
+    # what earlier tests left may have gone meanwhile
+    left = held()
+    assert all(left[name] <= before[name] for name in before), (before, left)

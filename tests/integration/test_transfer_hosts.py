@@ -170,7 +170,7 @@ def test_equal_links_share(hosts: Hosts) -> None:
 
 def test_a_slow_link_gets_less(hosts: Hosts) -> None:
     hosts.slow(0, "800mbit")
-    hosts.slow(1, "80mbit")
+    hosts.slow(1, "20mbit")
     moved = Pair(hosts, 64).read(64)
     assert moved[FAST] + moved[SLOW] == 64 * MIB
     assert moved[FAST] > 2.5 * moved[SLOW]
