@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvtide.bus import EpochError, Identity, load_secret
-from kvtide.kv import NodeId, NodeRef
+from kvtide.kv import MIN_SECRET_BYTES, NodeId, NodeRef, derive_key
 from kvtide.runtime import ConfigError, ManualClock
 
 NODE = NodeId("store-0")
@@ -89,7 +89,7 @@ def test_all_who_start_at_once_get_the_same_secret(tmp_path: Path) -> None:
     assert secrets == {path.read_text().strip()}
 
 
-@pytest.mark.parametrize("text", ["", "xyz", "00ff", "ü"])
+@pytest.mark.parametrize("text", ["", "xyz", "00ff", "ü", "0f" * 16, "0f" * 31])
 def test_a_file_without_a_secret_is_an_error_that_names_the_setting(
     tmp_path: Path, text: str
 ) -> None:
@@ -99,6 +99,16 @@ def test_a_file_without_a_secret_is_an_error_that_names_the_setting(
         load_secret(path)
     assert caught.value.key == "secret_file"
     assert str(path) in str(caught.value)
+    assert "openssl rand -hex 32" in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [MIN_SECRET_BYTES, MIN_SECRET_BYTES + 1])
+def test_a_secret_that_is_taken_at_the_start_can_make_keys(
+    tmp_path: Path, count: int
+) -> None:
+    path = tmp_path / "secret"
+    path.write_text("0f" * count + "\n")
+    assert len(derive_key(load_secret(path), "block identity 0")) == 32
 
 
 def test_a_secret_that_can_not_be_read_is_an_error(tmp_path: Path) -> None:

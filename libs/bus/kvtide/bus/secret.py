@@ -4,10 +4,10 @@ import os
 import secrets
 from pathlib import Path
 
+from kvtide.kv import MIN_SECRET_BYTES
 from kvtide.runtime import ConfigError
 
-SECRET_BYTES = 32
-LEAST_BYTES = 16
+_RECIPE = f"'openssl rand -hex {MIN_SECRET_BYTES}'"
 
 
 def load_secret(path: Path) -> bytes:
@@ -31,13 +31,14 @@ def load_secret(path: Path) -> bytes:
         ) from error
     except ValueError as error:
         raise ConfigError(
-            f"{path} holds no secret: it must be hexadecimal digits",
+            f"{path} holds no secret: it must be hexadecimal digits; make one with "
+            f"{_RECIPE}",
             key="secret_file",
         ) from error
-    if len(secret) < LEAST_BYTES:
+    if len(secret) < MIN_SECRET_BYTES:
         raise ConfigError(
-            f"the secret in {path} is too short: it needs {2 * LEAST_BYTES} "
-            "hexadecimal digits or more",
+            f"the secret in {path} is too short: it needs {2 * MIN_SECRET_BYTES} "
+            f"hexadecimal digits or more; make one with {_RECIPE}",
             key="secret_file",
         )
     return secret
@@ -49,7 +50,7 @@ def _make(path: Path) -> None:
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(secrets.token_hex(SECRET_BYTES) + "\n")
+            file.write(secrets.token_hex(MIN_SECRET_BYTES) + "\n")
             file.flush()
             os.fsync(file.fileno())
         try:

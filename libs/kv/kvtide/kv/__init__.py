@@ -21,12 +21,13 @@ from kvtide.kv.ids import (
     TenantId,
     Tier,
 )
-from kvtide.kv.keys import KeySpace, SpaceId, derive_key
+from kvtide.kv.keys import MIN_SECRET_BYTES, KeySpace, SpaceId, derive_key
 from kvtide.kv.layout import Layout, PartKind
 from kvtide.kv.model import ModelFacts
 
 __all__ = [
     "KEY_BYTES",
+    "MIN_SECRET_BYTES",
     "PRIVATE_KEY",
     "BlockHeader",
     "BlockKey",
