@@ -17,6 +17,7 @@ from kvtide.bus import (
     RosterTimes,
 )
 from kvtide.bus.messages import Beat, DecodeLoad, Goodbye, Load, NodeState
+from kvtide.bus.roster import KNOWN_LIMIT
 from kvtide.kv import NodeId, NodeRef, Role
 
 TIMES = RosterTimes(dead_after_s=3.0, hung_after_s=30.0)
@@ -133,6 +134,16 @@ def test_work_without_steps_is_hung_until_it_steps() -> None:
     assert gone.reason is GoneReason.HUNG
     assert roster.beat(beat(seq + 1, steps=7, running=1), now_s) == []
     assert kinds(roster.beat(beat(seq + 2, steps=8, running=1), now_s)) == ["Joined"]
+
+
+def test_how_many_hung_nodes_are_remembered_is_bounded() -> None:
+    roster = Roster(RosterTimes(dead_after_s=100.0, hung_after_s=30.0))
+    names = [f"w{number:05}" for number in range(KNOWN_LIMIT + 1)]
+    for name in names:
+        roster.beat(beat(1, node=name, running=1), 0.0)
+    assert len(roster.tick(31.0)) == len(names)
+    assert roster.beat(beat(2, node=names[-1], running=1), 32.0) == []
+    assert kinds(roster.beat(beat(2, node=names[0], running=1), 32.0)) == ["Joined"]
 
 
 @pytest.mark.parametrize(("steps", "running"), [(1, 1), (0, 0), (0, None)])

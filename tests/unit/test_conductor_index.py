@@ -172,3 +172,20 @@ def test_life_numbers_are_used_again_after_a_sweep() -> None:
         index.sweep(10)
     assert index.copies == 1
     assert len(index.prefix([key(69_999 % 7)])[0]) == 1
+
+
+def test_stores_that_are_gone_take_no_memory() -> None:
+    """A follower says that a store is not known exactly after it said to forget it."""
+    index = PrefixIndex()
+    names = [NodeId(f"store-{number}") for number in range(20_000)]
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for name in names:
+            index.set_exact(name, exact=True)
+            index.forget(name)
+            index.set_exact(name, exact=False)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 100_000

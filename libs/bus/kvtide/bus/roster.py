@@ -107,7 +107,7 @@ class Roster:
         """Start with nobody."""
         self.times = times or RosterTimes()
         self._live: dict[NodeId, Member] = {}
-        self._hung: dict[NodeId, Member] = {}
+        self._hung: OrderedDict[NodeId, Member] = OrderedDict()
         self._epochs: OrderedDict[NodeId, int] = OrderedDict()
         self._left: OrderedDict[NodeId, int] = OrderedDict()
 
@@ -173,7 +173,7 @@ class Roster:
             if now_s - member.heard_s > self.times.dead_after_s:
                 events += self._lose(node, GoneReason.SILENT)
             elif self._hangs(member, now_s):
-                self._hung[node] = member
+                self._remember_hung(member)
                 events += self._lose(node, GoneReason.HUNG)
         return events
 
@@ -201,6 +201,13 @@ class Roster:
             if node is None:
                 return
             del self._epochs[node]
+
+    def _remember_hung(self, member: Member) -> None:
+        """Bounded too: one that is forgotten joins once more before it is found."""
+        self._hung[member.node] = member
+        self._hung.move_to_end(member.node)
+        while len(self._hung) > KNOWN_LIMIT:
+            self._hung.popitem(last=False)
 
     def _again(self, before: Member, beat: Beat, now_s: float) -> list[RosterEvent]:
         if beat.seq <= before.beat.seq:

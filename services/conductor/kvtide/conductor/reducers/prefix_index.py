@@ -39,7 +39,7 @@ class PrefixIndex:
         self._copies: dict[BlockKey, bytes] = {}
         self._stores: dict[NodeId, _Life] = {}
         self._lives: dict[int, _Life] = {}
-        self._exact: dict[NodeId, bool] = {}
+        self._exact: set[NodeId] = set()
         self._epochs: dict[NodeId, int] = {}
         self._free: list[int] = []
         self._next_number = 0
@@ -59,7 +59,7 @@ class PrefixIndex:
 
     def is_exact(self, store: NodeId) -> bool:
         """Whether this store's blocks are known completely."""
-        return self._exact.get(store, False)
+        return store in self._exact
 
     def copies_at(self, store: NodeId) -> int:
         """Copies at one store."""
@@ -81,7 +81,7 @@ class PrefixIndex:
 
     def forget(self, store: NodeId) -> None:
         """Nothing is known of this store any more."""
-        self._exact.pop(store, None)
+        self._exact.discard(store)
         life = self._stores.pop(store, None)
         if life is not None:
             del self._lives[life.number]
@@ -95,7 +95,11 @@ class PrefixIndex:
 
     def set_exact(self, store: NodeId, *, exact: bool) -> None:
         """Say whether a store's blocks are known completely."""
-        self._exact[store] = exact
+        if exact:
+            self._exact.add(store)
+        else:
+            # nothing is kept of a store that is gone
+            self._exact.discard(store)
 
     def prefix(self, keys: Sequence[BlockKey]) -> list[tuple[Located, ...]]:
         """The copies of the first keys, up to the first one that has none."""
