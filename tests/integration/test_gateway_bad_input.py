@@ -1,6 +1,7 @@
 """What clients get wrong: an error object that names the field, and life goes on."""
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import structlog.testing
 from tests.integration.gateway_cluster import MODEL, Running, running_gateway
 
 from kvtide.bus.messages import RefuseCode, RejectCode
+from kvtide.kv import NAME_CHARS
 
 CHAT: dict[str, Any] = {
     "model": MODEL,
@@ -239,7 +241,25 @@ async def test_one_client_id_names_two_requests_apart(
         await http.post("/v1/completions", json=TEXT, headers={"x-request-id": "again"})
     first, second = [d.request for d in running.cluster.decodes]
     assert first != second
-    assert first.startswith("again.")
+    for name in (first, second):
+        given, _, unique = name.partition(".")
+        assert given == "again"
+        assert len(uuid.UUID(hex=unique).hex) == 32
+
+
+async def test_the_longest_client_id_makes_names_that_tables_take(
+    running: Running, http: httpx.AsyncClient
+) -> None:
+    count = running.settings.max_choices
+    response = await http.post(
+        "/v1/completions",
+        json={**TEXT, "n": count},
+        headers={"x-request-id": "x" * 128},
+    )
+    assert response.status_code == 200
+    names = {work.request for work in running.cluster.decodes}
+    assert len(names) == count
+    assert max(map(len, names)) <= NAME_CHARS
 
 
 REJECTIONS = [

@@ -24,10 +24,17 @@ from kvtide.kv.ids import (
 from kvtide.kv.keys import MIN_SECRET_BYTES, KeySpace, SpaceId, derive_key
 from kvtide.kv.layout import Layout, PartKind
 from kvtide.kv.model import ModelFacts
+from kvtide.kv.request_names import (
+    NAME_CHARS,
+    answer_name,
+    cluster_name,
+    name_prefix,
+)
 
 __all__ = [
     "KEY_BYTES",
     "MIN_SECRET_BYTES",
+    "NAME_CHARS",
     "PRIVATE_KEY",
     "BlockHeader",
     "BlockKey",
@@ -50,6 +57,9 @@ __all__ = [
     "SpaceTags",
     "TenantId",
     "Tier",
+    "answer_name",
+    "cluster_name",
     "derive_key",
     "make_header",
+    "name_prefix",
 ]

@@ -10,7 +10,7 @@ from kvtide.gateway.api.problems import ApiError, bad_param
 from kvtide.gateway.api.refusals import refuse_unserved
 from kvtide.gateway.api.schemas import ChatBody, GenerationBody
 from kvtide.gateway.life import RequestSpec
-from kvtide.kv import KeySpace, ModelFacts, RequestId, TenantId
+from kvtide.kv import KeySpace, ModelFacts, RequestId, TenantId, answer_name
 
 _U64 = (1 << 64) - 1
 
@@ -116,7 +116,7 @@ async def questions_of(
         for _ in range(count):
             index = len(items)
             spec = RequestSpec(
-                request=_numbered(request_id, index),
+                request=answer_name(request_id, index),
                 gateway=door.gateway.node.ref,
                 tenant=tenant,
                 salt=body.cache_salt or "",
@@ -132,10 +132,6 @@ async def questions_of(
             )
             items.append(Question(index, spec))
     return Questions(tuple(items), space, ends.stops, count)
-
-
-def _numbered(request_id: RequestId, index: int) -> RequestId:
-    return request_id if index == 0 else RequestId(f"{request_id}.{index}")
 
 
 def _sampling(body: GenerationBody, seed: int) -> SamplingSpec:

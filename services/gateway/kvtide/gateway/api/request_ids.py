@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvtide.gateway.metrics import GatewayMetrics
-from kvtide.kv import RequestId
+from kvtide.kv import RequestId, cluster_name
 
 HEADER = "x-request-id"
 _VALID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -32,9 +32,10 @@ class RequestIds:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get(HEADER, "")
-        shown = given if _VALID.fullmatch(given) else uuid.uuid4().hex
+        made = uuid.uuid4().hex
+        shown = given if _VALID.fullmatch(given) else made
         # within the cluster a name is used once, whatever clients send twice
-        unique = f"{shown}.{uuid.uuid4().hex[:8]}" if shown == given else shown
+        unique = cluster_name(given, made) if shown == given else RequestId(made)
         scope.setdefault("state", {})[_STATE] = unique
         path: str = scope["path"]
         route = path if path in self._routes else "other"
