@@ -1,9 +1,12 @@
 """What a store tells of its blocks, and how sizes share its arena."""
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 from tests.unit.store_driver import CONDUCTOR, STORE, StoreDriver, lease_of, tags
 
-from kvtide.bus.messages import Presence, PresenceReply, PutSlot
+from kvtide.bus.messages import Presence, PresenceReply, PutGranted, PutSlot
 from kvtide.kv import BlockKey
 from kvtide.store.machine import StoreRules
 
@@ -95,3 +98,27 @@ def test_pinned_slabs_are_not_taken() -> None:
     refused = store.grant(lease_of("big"), [None], size=8000)
     assert refused.slots == (PutSlot(None),)
     assert len(store.truth) == 8
+
+
+def test_a_space_is_kept_for_as_long_as_it_has_a_slot(store: StoreDriver) -> None:
+    """Clients choose salts, so there is no end of spaces."""
+    spaces = store.machine.inventory.spaces
+    for number in range(5000):
+        lease = lease_of(f"r{number}")
+        begin = store.put_begin(lease, [None, BlockKey(number.to_bytes(16, "big"))])
+        tenant = number.to_bytes(16, "big")
+        own = msgspec.structs.replace(begin, tags=replace(begin.tags, tenant=tenant))
+        assert isinstance(store.answer(own), PutGranted)
+        assert len(spaces) == 1
+        store.release(lease)
+        assert len(spaces) == 0
+
+
+def test_blocks_of_many_spaces_leave_none_behind(store: StoreDriver) -> None:
+    for number in range(1, 30):
+        lease = lease_of(f"r{number}")
+        granted = store.grant(lease, [KEYS[number - 1]], size=1000 - number)
+        store.commit_all(lease, granted)
+        store.release(lease)
+    table = store.machine.inventory.table
+    assert len(store.machine.inventory.spaces) == table.counts().used

@@ -327,6 +327,17 @@ class StoreModel(StoreDriver, RuleBasedStateMachine):
         assert table.pinned == sum(1 for pins in table.pins if pins)
 
     @invariant()
+    def only_spaces_with_slots_are_kept(self) -> None:
+        inventory = self.machine.inventory
+        table = inventory.table
+        used = [
+            slot for slot in range(len(table)) if table.state[slot] > SlotState.FREE
+        ]
+        assert len(inventory.spaces) == len({table.space[slot] for slot in used})
+        for slot in used:
+            assert inventory.space(slot).slot_bytes == table.slot_bytes(slot)
+
+    @invariant()
     def slots_never_overlap(self) -> None:
         table = self.machine.inventory.table
         spans = sorted(

@@ -5,27 +5,18 @@ and slots never disagree.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from kvtide.bus.messages import SnapshotPage
-from kvtide.kv import PRIVATE_KEY, BlockKey, Located, NodeRef, SlotRef, SpaceTags, Tier
+from kvtide.kv import PRIVATE_KEY, BlockKey, Located, NodeRef, SlotRef, Tier
 from kvtide.store.changes import ChangeLog
 from kvtide.store.events import BlockRow, GoneRow, Gossip, Verify, WriteRows
 from kvtide.store.index import KeyIndex
 from kvtide.store.slots import SlotState, SlotTable
+from kvtide.store.spaces import Space, Spaces
 from kvtide.store.tally import Tally
 
 GOSSIP_LIMIT = 1000
 ARENA = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Space:
-    """What many blocks have in common: interned, so that a slot keeps a number."""
-
-    tags: SpaceTags
-    slot_bytes: int
-    header_bytes: int
 
 
 class Inventory:
@@ -37,9 +28,8 @@ class Inventory:
         self.table = table
         self.index = KeyIndex()
         self.log = ChangeLog(store)
+        self.spaces = Spaces()
         self._tally = tally
-        self._spaces: list[Space] = []
-        self._space_numbers: dict[Space, int] = {}
         self._came: dict[BlockKey, BlockRow] = {}
         self._gone: list[GoneRow] = []
 
@@ -49,20 +39,26 @@ class Inventory:
         self, space: Space, key: BlockKey | None, tokens: int, now_s: float
     ) -> int | None:
         """A slot to write; evicts if it must. None: nothing may be evicted."""
-        number = self._space_number(space)
         table = self.table
+        number = self.spaces.join(space)
         slot = table.take(space.slot_bytes, space=number, tokens=tokens)
         while slot is None:
             victims = table.victims(space.slot_bytes)
             if not victims:
+                self.spaces.leave(number)
                 return None
             for victim in victims:
                 self.drop(victim, "evicted", now_s)
-                table.free(victim)
+                self.free(victim)
                 self._tally.evicted += 1
             slot = table.take(space.slot_bytes, space=number, tokens=tokens)
         table.key[slot] = key
         return slot
+
+    def free(self, slot: int) -> None:
+        """A slot that is in use goes back, and its space with the last one of it."""
+        self.table.free(slot)
+        self.spaces.leave(self.table.space[slot])
 
     def admit(self, slot: int, header_xxh3: int, now_s: float) -> bool:
         """A verified slot is committed; false: its key was here, it stays private."""
@@ -95,7 +91,7 @@ class Inventory:
 
     def space(self, slot: int) -> Space:
         """What the slot's block belongs to."""
-        return self._spaces[self.table.space[slot]]
+        return self.spaces[self.table.space[slot]]
 
     def slot_ref(self, slot: int) -> SlotRef:
         """The present use of a slot, for others."""
@@ -191,10 +187,3 @@ class Inventory:
     def _row(self, slot: int) -> BlockRow:
         tokens, tags = self.table.tokens[slot], self.space(slot).tags
         return BlockRow(self.located(slot), Tier.DRAM, tokens, tags)
-
-    def _space_number(self, space: Space) -> int:
-        number = self._space_numbers.get(space)
-        if number is None:
-            number = self._space_numbers[space] = len(self._spaces)
-            self._spaces.append(space)
-        return number

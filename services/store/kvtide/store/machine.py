@@ -256,7 +256,7 @@ class StoreMachine:
         table.end_holds(now_s)
         for use in [use for use, end_s in self._bad.items() if end_s <= now_s]:
             del self._bad[use]
-            table.free(use[0])
+            self.inventory.free(use[0])
         if now_s >= self._silence_check_s:
             self._silence_check_s = now_s + self.rules.silence_s / 4
             self._expire_silent(now_s)
@@ -300,13 +300,13 @@ class StoreMachine:
                 table.quarantine(slot)
                 return True
             case SlotState.WRITING:
-                table.free(slot)
+                self.inventory.free(slot)
             case SlotState.QUARANTINED:
                 # one that is there for bad bytes stays for its time
                 if (slot, generation) not in self._bad:
-                    table.free(slot)
+                    self.inventory.free(slot)
             case SlotState.COMMITTED if table.key[slot] is None:
-                table.free(slot)
+                self.inventory.free(slot)
             case _:
                 table.unpin(slot)
         return False

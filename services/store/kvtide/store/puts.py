@@ -14,9 +14,10 @@ from kvtide.bus.messages import (
     PutSlot,
 )
 from kvtide.store.events import Command, Reply, Verified
-from kvtide.store.inventory import Inventory, Space
+from kvtide.store.inventory import Inventory
 from kvtide.store.leases import Held, Owner
 from kvtide.store.slots import SlotState
+from kvtide.store.spaces import Space
 from kvtide.store.tally import Tally
 
 MAX_PUT_BLOCKS = 8192
