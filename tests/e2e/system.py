@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx
+from typing_extensions import override
 
 from kvtide.cli.supervisor.leftovers import own_shm_dir
 from kvtide.engine.demo import default_cache_dir
@@ -189,7 +190,71 @@ def _answer(body: dict[str, Any]) -> Answer:
     )
 
 
-class System(Client):
+class Site(Client):
+    """A running system that can be asked what it holds and over which paths it read."""
+
+    @property
+    def address(self) -> list[str]:
+        """How commands find it."""
+        raise NotImplementedError
+
+    def fetch(self, url: str) -> str:
+        """The body of a role's own HTTP port."""
+        response = httpx.get(url, timeout=30)
+        response.raise_for_status()
+        return response.text
+
+    def status(self) -> dict[str, Any]:
+        command = [sys.executable, "-m", "kvtide.cli", "status", "--json"]
+        done = subprocess.run(
+            [*command, *self.address], capture_output=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        return json.loads(done.stdout)
+
+    def beats(self) -> dict[str, dict[str, Any]]:
+        """The last beat of each node, by name; every node must say its load."""
+        beats = {
+            node["beat"]["node"]["node"]: node["beat"]
+            for node in self.status()["nodes"]
+        }
+        silent = [name for name, beat in beats.items() if not beat["load"]]
+        assert silent == [], "nodes without a load"
+        return beats
+
+    def held(self) -> dict[str, float]:
+        """Everything that requests hold somewhere, by node and name; zeros left out."""
+        return {
+            f"{name}.{what}": load[what]
+            for name, beat in self.beats().items()
+            for load in beat["load"]
+            for what in HOLDINGS
+            if load.get(what)
+        }
+
+    def wait_idle(self, *nodes: str) -> None:
+        """Wait until all ``nodes`` are there and nothing is held for any request."""
+        wait_for(
+            lambda: set(nodes) <= set(self.beats()) and not self.held(),
+            IDLE_LIMIT_S,
+            f"idle; held {self.held()}",
+        )
+
+    def read_bytes(self, role: str) -> dict[str, float]:
+        """Bytes that all nodes of a role read from the pool, by path."""
+        by_path: dict[str, float] = {}
+        for beat in self.beats().values():
+            if role not in beat["roles"]:
+                continue
+            for line in self.fetch(f"{beat['http']}/metrics").splitlines():
+                if line.startswith("kvtide_pool_read_bytes_total{"):
+                    path = line.partition('path="')[2].partition('"')[0]
+                    value = float(line.rpartition(" ")[2])
+                    by_path[path] = by_path.get(path, 0.0) + value
+        return by_path
+
+
+class System(Site):
     """``kvtide up`` with its own state folder; leaves nothing."""
 
     def __init__(self, state: Path, *args: str) -> None:
@@ -209,6 +274,11 @@ class System(Client):
             self.stop()
         finally:
             self.close()
+
+    @property
+    @override
+    def address(self) -> list[str]:
+        return ["--state-dir", str(self.state)]
 
     @property
     def command(self) -> list[str]:
@@ -278,33 +348,6 @@ class System(Client):
 
     def pids(self, role: str) -> list[int]:
         return [pid for name, pid in self.processes().items() if name.startswith(role)]
-
-    def status(self) -> dict[str, Any]:
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "kvtide.cli", "status", "--json"),
-                *("--state-dir", str(self.state)),
-            ],
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr.decode()
-        return json.loads(done.stdout)
-
-    def held(self) -> dict[str, float]:
-        """Everything that requests hold somewhere, by node and name; zeros left out."""
-        return {
-            f"{node['beat']['node']['node']}.{name}": load[name]
-            for node in self.status()["nodes"]
-            for load in node["beat"]["load"]
-            for name in HOLDINGS
-            if load.get(name)
-        }
-
-    def wait_idle(self) -> None:
-        """Wait until nothing is held for any request."""
-        wait_for(lambda: not self.held(), IDLE_LIMIT_S, f"idle; held {self.held()}")
 
 
 HOLDINGS = (

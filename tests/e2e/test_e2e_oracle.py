@@ -1,33 +1,49 @@
 """Served greedy tokens equal those of transformers on the same weights.
 
-One system of two prefill and two decode workers whose pool holds some 70 blocks of 64
+On one host, and on two that share no memory: two prefill and two decode workers whose pool holds some 70 blocks of 64
 tokens, so that long prompts push one another out.
 """
 
 import random
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.e2e.hosts import NoNamespacesError, TwoHosts
 from tests.e2e.oracle.prompts import text_tokens
 from tests.e2e.oracle.reference import TIE_SHARE_LIMIT, Oracle, OracleVerdict, tie_share
-from tests.e2e.system import Answer, System
+from tests.e2e.system import Answer, Site, System
 
 from kvtide.engine.demo import default_cache_dir, ensure_demo_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 BLOCK = 64
+END = 2
+"""The demo model's end of a turn, ``<|im_end|>``."""
+DRAM_BYTES = 224 << 20
 
 
-@pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    state = tmp_path_factory.mktemp("oracle") / "state"
-    with System(
-        state, "--prefill", "2", "--decode", "2", "--dram", "224MiB"
-    ) as running:
-        yield running
+@pytest.fixture(scope="module", params=["one-host", "two-hosts"])
+def system(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("oracle") / "state"
+    if request.param == "one-host":
+        dram = str(DRAM_BYTES)
+        with System(
+            folder, "--prefill", "2", "--decode", "2", "--dram", dram
+        ) as running:
+            yield running
+        return
+    with ExitStack() as stack:
+        try:
+            hosts = stack.enter_context(TwoHosts(folder, DRAM_BYTES))
+        except NoNamespacesError as error:
+            pytest.skip(f"no network namespaces here: {error}")
+        yield hosts
 
 
 class Judge:
@@ -39,8 +55,11 @@ class Judge:
 
     def right(self, prompt: Sequence[int], answer: Answer, max_tokens: int) -> None:
         served = list(answer.ids)
-        ended = answer.finish == "stop"
-        assert len(served) == max_tokens or ended
+        if answer.finish == "stop":
+            served.append(END)  # which the answer does not show
+            assert len(served) <= max_tokens
+        else:
+            assert len(served) == max_tokens
         verdict = self.oracle.check(prompt, served)
         assert verdict.right, (len(prompt), answer, verdict)
         self.verdicts.append(verdict)
@@ -58,14 +77,14 @@ def judge() -> Iterator[Judge]:
     assert share <= TIE_SHARE_LIMIT, report
 
 
-def prompt_of(system: System, tokens: int, first_sentence: int) -> list[int]:
+def prompt_of(system: Site, tokens: int, first_sentence: int) -> list[int]:
     return text_tokens(system.tokenize, tokens, first_sentence)
 
 
 @pytest.mark.parametrize(
     "tokens", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 5 * BLOCK + 1, 1000]
 )
-def test_cold_then_warm(system: System, judge: Judge, tokens: int) -> None:
+def test_cold_then_warm(system: Site, judge: Judge, tokens: int) -> None:
     prompt = prompt_of(system, tokens, 1000 + tokens)
     cold = system.complete(prompt, 24, ignore_eos=True)
     judge.right(prompt, cold, 24)
@@ -77,14 +96,14 @@ def test_cold_then_warm(system: System, judge: Judge, tokens: int) -> None:
     assert warm.prompt_tokens == tokens
 
 
-def test_a_prompt_of_several_thousand_tokens(system: System, judge: Judge) -> None:
+def test_a_prompt_of_several_thousand_tokens(system: Site, judge: Judge) -> None:
     prompt = prompt_of(system, 3500, 40_000)
     answer = system.complete(prompt, 32, ignore_eos=True)
     judge.right(prompt, answer, 32)
 
 
 def test_a_chat_of_five_turns_hits_its_whole_history(
-    system: System, judge: Judge
+    system: Site, judge: Judge
 ) -> None:
     messages = [{"role": "system", "content": "You are a patient teacher of history."}]
     history: list[int] = []
@@ -116,7 +135,7 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     return min(len(first), len(second))
 
 
-def test_a_shared_prefix_that_ends_inside_a_block(system: System, judge: Judge) -> None:
+def test_a_shared_prefix_that_ends_inside_a_block(system: Site, judge: Judge) -> None:
     shared = prompt_of(system, 3 * BLOCK + 20, 60_000)
     first = shared + prompt_of(system, 90, 61_000)
     second = shared + prompt_of(system, 90, 62_000)
@@ -126,7 +145,7 @@ def test_a_shared_prefix_that_ends_inside_a_block(system: System, judge: Judge) 
     assert answer.cached_tokens == 3 * BLOCK
 
 
-def test_part_of_a_prefix_was_evicted(system: System, judge: Judge) -> None:
+def test_part_of_a_prefix_was_evicted(system: Site, judge: Judge) -> None:
     prompt = prompt_of(system, 20 * BLOCK + 5, 70_000)
     judge.right(prompt, system.complete(prompt, 8, ignore_eos=True), 8)
     # others fill the pool but for some ten blocks, so the chain's tail has to go
@@ -139,21 +158,21 @@ def test_part_of_a_prefix_was_evicted(system: System, judge: Judge) -> None:
     assert 0 < answer.cached_tokens < 20 * BLOCK
 
 
-def slots_of(system: System) -> int:
-    """Blocks that the whole pool has room for."""
+def slots_of(system: Site) -> int:
+    """Blocks that a store has room for: prefill's host gets all prompts' blocks."""
     loads = [
         load
         for node in system.status()["nodes"]
         for load in node["beat"]["load"]
         if load.get("used_slots")
     ]
-    return sum(
+    return max(
         load["capacity_bytes"] * load["used_slots"] // load["used_bytes"]
         for load in loads
     )
 
 
-def test_eight_requests_in_flight(system: System, judge: Judge) -> None:
+def test_eight_requests_in_flight(system: Site, judge: Judge) -> None:
     rng = random.Random(8)  # noqa: S311 - which prompts, not a secret
     common = prompt_of(system, 2 * BLOCK + 7, 90_000)
     prompts = [
@@ -167,14 +186,14 @@ def test_eight_requests_in_flight(system: System, judge: Judge) -> None:
         judge.right(prompt, answer, 40)
 
 
-def test_streams_and_whole_answers_agree(system: System, judge: Judge) -> None:
+def test_streams_and_whole_answers_agree(system: Site, judge: Judge) -> None:
     prompt = prompt_of(system, 100, 99_000)
     whole = system.complete(prompt, 32)
     assert system.stream_ids(prompt, 32) == whole.ids
     judge.right(prompt, whole, 32)
 
 
-def test_seeded_sampling_repeats_and_a_seed_matters(system: System) -> None:
+def test_seeded_sampling_repeats_and_a_seed_matters(system: Site) -> None:
     prompt = prompt_of(system, 80, 98_000)
     draw = {"temperature": 1.0, "top_p": 0.95, "ignore_eos": True}
     first = system.complete(prompt, 24, seed=1, **draw)
@@ -184,5 +203,16 @@ def test_seeded_sampling_repeats_and_a_seed_matters(system: System) -> None:
     assert first.ids != other.ids
 
 
-def test_nothing_is_held_afterwards(system: System) -> None:
-    system.wait_idle()
+def test_bytes_went_over_the_path_that_the_hosts_have(system: Site) -> None:
+    read = system.read_bytes("decode")
+    if isinstance(system, TwoHosts):
+        # all that came from prefill's host; decode's own host has what it generated
+        assert read["tcp"] > 500e6
+        assert read.get("shm", 0.0) < read["tcp"]
+    else:
+        assert read["shm"] > 500e6
+        assert read.get("tcp", 0.0) == 0.0
+
+
+def test_nothing_is_held_afterwards(system: Site) -> None:
+    system.wait_idle("prefill-0", "prefill-1", "decode-0", "decode-1")

@@ -19,9 +19,10 @@ from tests.integration.pretended_gateway import (
 )
 from tokenizers import Tokenizer
 
-from kvtide.bus.messages import SamplingSpec
+from kvtide.bus import Hop, Incoming
+from kvtide.bus.messages import HandoverPlan, SamplingSpec
 from kvtide.engine.demo import default_cache_dir, ensure_demo_model
-from kvtide.kv import NodeId
+from kvtide.kv import NodeId, Role
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -242,19 +243,40 @@ async def computing(
     assert not asked.ids, name
 
 
+async def plans_of(gateway: PretendedGateway) -> dict[str, set[int]]:
+    """Overhear which slots each request's new KV goes to, by request."""
+    plans: dict[str, set[int]] = {}
+
+    async def overhear(incoming: Incoming) -> None:
+        if isinstance(incoming.message, HandoverPlan):
+            slots = {one.slot.offset for one in incoming.message.slots}
+            plans.setdefault(incoming.message.request, set()).update(slots)
+
+    bus = gateway.node.bus
+    inbox = bus.subjects.inbox(Role.DECODE, NodeId("decode-0"), Hop.HANDOVER)
+    await bus.subscribe(inbox, overhear)
+    return plans
+
+
 async def test_prefill_stopped_in_a_layer_and_continued_harms_nobody(
     cluster: Cluster, gateway: PretendedGateway, text: Tokenizer, oracle: Oracle
 ) -> None:
+    plans = await plans_of(gateway)
     asked = await gateway.send(prompt(text, 1800, 800), 4)
     await computing(cluster, gateway, "prefill-0", asked)
     cluster.pause("prefill-0")
     await gateway.cancel(asked, wait=False)
     await gateway.gone("prefill-0")
-    # its slots are others' now
+    stopped = plans[asked.ref.request]
     sent = [
         await gateway.send(prompt(text, 300, 900 + 20 * number), 8, prefill="prefill-1")
         for number in range(4)
     ]
+    async with asyncio.timeout(LIMIT_S):
+        while not all(one.ref.request in plans for one in sent):
+            await gateway.node.clock.sleep(0.02)
+    # the slots that the stopped worker was filling belong to others now
+    assert any(plans[one.ref.request] & stopped for one in sent)
     cluster.resume("prefill-0")
     for one in sent:
         right(oracle, await gateway.finished(one), 8)
