@@ -280,8 +280,8 @@ class PoolClient:
     ) -> Put:
         slots: list[PutSlot] = []
         existing: list[tuple[int, ...] | None] = []
-        for slot in granted.slots:
-            sums = self._existing_sums(local, slot, message.tags, layout)
+        for wanted, slot in zip(message.blocks, granted.slots, strict=True):
+            sums = self._existing_sums(local, wanted, slot, message.tags, layout)
             spoilt = slot.existing is not None and sums is None
             slots.append(PutSlot(None) if spoilt else slot)
             existing.append(sums)
@@ -298,11 +298,19 @@ class PoolClient:
         return Put(spec, commit, self._end, self._metrics.written_bytes.inc)
 
     def _existing_sums(
-        self, local: LocalStore, slot: PutSlot, tags: SpaceTags, layout: Layout
+        self,
+        local: LocalStore,
+        wanted: PutBlock,
+        slot: PutSlot,
+        tags: SpaceTags,
+        layout: Layout,
     ) -> tuple[int, ...] | None:
-        """The part checksums of a copy that is here, from its verified header."""
+        """The part checksums of a copy that is here, from its verified header.
+
+        A copy with another key than the wanted block's is none.
+        """
         located = slot.existing
-        if located is None:
+        if located is None or located.key != wanted.key:
             return None
         start = located.slot.offset
         arena = local.arenas[located.slot.arena]

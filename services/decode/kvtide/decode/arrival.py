@@ -1,10 +1,11 @@
 """Which of a prompt's KV is there, what is coming, and what must be computed. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from kvtide.bus.messages import HandoverPlan, PartSums
 from kvtide.decode.events import BlockCopy, LayerPart, PartCopy
+from kvtide.kv import BlockKey
 
 
 class Source(StrEnum):
@@ -20,12 +21,19 @@ class Arrival:
 
     Parts of two copies are never mixed: a block is read whole from the pool, or part by
     part from the one slot that prefill planned for it, or computed here. A block whose
-    read failed is not read again from the same copy.
+    read failed is not read again from the same copy. A copy is read only if it has the
+    key that the request gives its block: a descriptor alone would vouch for itself.
     """
 
-    def __init__(self, tokens: int, block_tokens: int, layers: int) -> None:
-        """Nothing is there yet; of no tokens, everything is."""
+    def __init__(
+        self, tokens: int, block_tokens: int, layers: int, keys: Sequence[BlockKey]
+    ) -> None:
+        """Nothing is there yet; of no tokens, everything is.
+
+        ``keys`` are those of the full blocks.
+        """
         self._tokens = tokens
+        self._keys = keys
         self._block_tokens = block_tokens
         self._whole = (1 << layers) - 1
         self.blocks = -(-tokens // block_tokens)
@@ -71,10 +79,10 @@ class Arrival:
         return self._source[block] if block < self.blocks else None
 
     def offer(self, copies: Iterable[BlockCopy]) -> None:
-        """These blocks can be read from the pool."""
+        """These blocks can be read from the pool; what has another key is a miss."""
         for copy in copies:
             block = copy.block
-            wanted = block < self.blocks and self._have[block] != self._whole
+            wanted = self._is_ours(copy) and self._have[block] != self._whole
             if wanted and block not in self._copying and copy not in self._missed:
                 self._copies[block] = copy
 
@@ -169,6 +177,10 @@ class Arrival:
                 break
             self._have[block] = self._whole
             self._source[block] = Source.LOCAL
+
+    def _is_ours(self, copy: BlockCopy) -> bool:
+        keyed = 0 <= copy.block < min(self.blocks, len(self._keys))
+        return keyed and copy.located.key == self._keys[copy.block]
 
     def _fill(self, block: int) -> int:
         return min(self._block_tokens, self._tokens - block * self._block_tokens)

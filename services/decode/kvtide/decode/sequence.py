@@ -100,7 +100,9 @@ class Sequence:
         now_s: float,
     ) -> "Sequence":
         """A new sequence at the queue's end."""
-        arrival = Arrival(len(work.tokens) - 1, model.block_tokens, model.layers)
+        arrival = Arrival(
+            len(work.tokens) - 1, model.block_tokens, model.layers, work.keys
+        )
         rule = StopRule.of(work, model.eos_token_ids, model.max_tokens)
         answer = Answer(len(work.tokens) - work.prompt_tokens, rule)
         return cls(

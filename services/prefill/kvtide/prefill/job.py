@@ -114,7 +114,7 @@ class Job:
     @property
     def next_key(self) -> BlockKey | None:
         """The first full block that it will want made, as far as it knows."""
-        block = max(self.first_block, len(self.work.reuse))
+        block = max(self.first_block, len(self.reuse))
         return self.work.keys[block] if block < self.end // self.block_tokens else None
 
     @property
@@ -123,6 +123,23 @@ class Job:
         if self.phase in (Phase.QUEUED, Phase.SETTLED) or self.dying:
             return ()
         return self.work.keys[self.first_block : self.end // self.block_tokens]
+
+    @property
+    def reuse(self) -> tuple[Located, ...]:
+        """The copies to load: from the first block on, each with its block's key.
+
+        A copy with another key is a miss, whatever its header says: the descriptor
+        alone would vouch for itself.
+        """
+        copies = self.work.reuse[: self.blocks]
+        for block, copy in enumerate(copies):
+            if not self._is_copy_of(block, copy):
+                return copies[:block]
+        return copies
+
+    def _is_copy_of(self, block: int, copy: Located) -> bool:
+        keys = self.work.keys
+        return block < len(keys) and copy.key == keys[block]
 
     def fill(self, block: int) -> int:
         """Tokens of its KV that lie in block number ``block``."""
@@ -163,7 +180,9 @@ class Job:
             if answer.slot is not None:
                 self.slots.append(HandoverSlot(block, self.fill(block), answer.slot))
                 self.puts[block] = put
-            elif answer.existing is not None:
+            elif answer.existing is not None and self._is_copy_of(
+                block, answer.existing
+            ):
                 self.copies.append(HandoverCopy(block, answer.existing))
             else:
                 break

@@ -415,7 +415,7 @@ class PrefillMachine:
         job.started_s = self._now_s
         job.opened = True
         self._out.append(events.Open(job.work, job.ref, job.capacity_tokens))
-        copies = job.work.reuse[: job.blocks]
+        copies = job.reuse
         if copies:
             job.phase = Phase.LOADING
             self._out.append(events.Load(job.ref, copies))
