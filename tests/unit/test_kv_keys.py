@@ -107,8 +107,9 @@ def test_what_does_not_change_the_kv_keeps_the_key(what: str) -> None:
     assert SAME[what].key() == BASE.key()
 
 
-def test_a_salt_is_shared_by_tenants() -> None:
-    assert Inputs(salt="s").key() == Inputs(salt="s", tenant="u").key()
+def test_a_salt_never_leads_into_another_tenants_space() -> None:
+    assert Inputs(salt="s").key() == Inputs(salt="s").key()
+    assert Inputs(salt="s").key() != Inputs(salt="s", tenant="u").key()
 
 
 @pytest.mark.parametrize(
@@ -121,6 +122,7 @@ def test_a_salt_is_shared_by_tenants() -> None:
         (Inputs(tenant="a", adapter=""), Inputs(tenant="", adapter="a")),
         (Inputs(facts=facts(digest="dn", numerics="x")), Inputs(facts=facts(digest="d", numerics="nx"))),
         (Inputs(tenant="salt:s"), Inputs(salt="s")),
+        (Inputs(tenant="a", salt="bc"), Inputs(tenant="ab", salt="c")),
     ],
 )  # fmt: skip
 def test_neighbouring_parts_do_not_run_into_one_another(

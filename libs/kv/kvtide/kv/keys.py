@@ -1,6 +1,6 @@
 """Block keys: keyed BLAKE3 over everything that changes a block's KV bytes.
 
-key(i) = BLAKE3_keyed(K_blocks; tag, tenant or salt, block size, model digest, adapter
+key(i) = BLAKE3_keyed(K_blocks; tag, tenant, salt, block size, model digest, adapter
 digest, KV dtype and layout version, numerics digest, key(i-1), tokens of block i),
 every part length-prefixed. ``K_blocks`` is derived from the cluster's secret for this
 purpose alone, so keys can't be computed, probed or made to collide without it.
@@ -44,8 +44,9 @@ def _prefixed(part: bytes) -> bytes:
 class SpaceId:
     """A key space: two requests share blocks only if all of these are equal.
 
-    ``salt`` names a space that tenants share on purpose; with it the tenant does not
-    enter the key. ``adapter`` is the digest of a LoRA adapter, empty for none.
+    ``salt`` narrows a tenant's space: requests of one tenant with other salts share
+    nothing. It never widens it, for clients choose it. ``adapter`` is the digest of a
+    LoRA adapter, empty for none.
     """
 
     tenant: TenantId
@@ -63,11 +64,10 @@ class KeySpace:
         self.space = space
         self.layout = Layout.of(facts)
         self._key = derive_key(secret, f"block identity {key_id}")
-        owner = (b"salt:", space.salt) if space.salt else (b"tenant:", space.tenant)
+        owner = (space.tenant.encode(), space.salt.encode())
         parts = (
             _DOMAIN,
-            owner[0],
-            owner[1].encode(),
+            *owner,
             struct.pack("<I", facts.block_tokens),
             facts.digest.encode(),
             space.adapter.encode(),
@@ -81,7 +81,7 @@ class KeySpace:
             key_id=key_id,
             model=self._tag(b"model", facts.digest.encode(), facts.numerics.encode()),
             layout=self._tag(b"layout", self.layout.canonical()),
-            tenant=self._tag(b"owner", owner[0], owner[1].encode()),
+            tenant=self._tag(b"owner", *owner),
         )
 
     def _tag(self, *parts: bytes) -> bytes:

@@ -101,7 +101,7 @@ class ServedModel:
         return facts
 
     def space(self, tenant: TenantId, facts: ModelFacts, salt: str) -> KeySpace:
-        """The key space of a tenant's blocks, or of a salt that tenants share."""
+        """The key space of a tenant's blocks, or the part of it that a salt names."""
         return KeySpace(self._node.secret, SpaceId(tenant, facts, salt))
 
     # ---- text

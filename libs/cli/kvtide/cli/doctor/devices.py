@@ -57,6 +57,7 @@ def gpu(folder: Path = _NVIDIA) -> Finding:
     if "+cpu" in build:
         advice = "set TORCH_INDEX_URL to the index of a CUDA build, and set up again"
         return Finding("GPU", Level.WARN, f"{text} has no CUDA", advice)
+    text = f"{text}; the engine computes on the CPU in this version"
     return Finding("GPU", Level.OK, text)
 
 
