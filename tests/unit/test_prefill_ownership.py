@@ -21,6 +21,17 @@ def test_repeat_of_held_work_is_known() -> None:
     assert owners.judge(ref(attempt=2), GATEWAY, 0) is Standing.NEW
 
 
+def test_the_same_attempt_from_another_owner_is_not_the_held_one() -> None:
+    owners = Ownership()
+    owners.judge(ref(), GATEWAY, 0)
+    owners.hold(ref(), GATEWAY)
+    other = NodeRef(NodeId("h"), 1)
+    assert owners.judge(ref(), other, 0) is Standing.STALE
+    assert owners.judge(ref(), GATEWAY, 0) is Standing.HELD
+    later = NodeRef(GATEWAY.node, 2)
+    assert owners.judge(ref(), later, 0) is Standing.STALE
+
+
 def test_cancel_before_work_leaves_a_tombstone_for_its_time() -> None:
     owners = Ownership(memory_s=60)
     assert owners.cancel(ref(attempt=2), 0) is None

@@ -78,13 +78,16 @@ class Ownership:
         return len(self._past)
 
     def judge(self, ref: RequestRef, owner: NodeRef, now_s: float) -> Standing:
-        """What a work message for ``ref`` from ``owner`` is; changes no holding."""
+        """What a work message for ``ref`` from ``owner`` is; changes no holding.
+
+        Held is only what this very owner sent before: the same attempt from another
+        one is another request under a name that is taken, and comes too late.
+        """
         if not self._hear(owner, now_s):
             return Standing.FENCED
         held = self._held.get(ref.request)
         if held is not None and ref.attempt <= held[0].attempt:
-            same = ref.attempt == held[0].attempt
-            return Standing.HELD if same else Standing.STALE
+            return Standing.HELD if held == (ref, owner) else Standing.STALE
         past = self._past.get(ref.request)
         if past is not None and past.until_s > now_s and ref.attempt <= past.attempt:
             return Standing.CANCELLED if past.cancelled else Standing.STALE
