@@ -247,6 +247,24 @@ async def test_one_client_id_names_two_requests_apart(
         assert len(uuid.UUID(hex=unique).hex) == 32
 
 
+async def test_a_name_that_is_taken_is_an_error_and_the_first_request_goes_on(
+    running: Running, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running.script.hold_at = 1
+    monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=7))
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(http.post("/v1/completions", json=TEXT))
+        await running.cluster.until(lambda: running.cluster.steps == 1)
+        again = await http.post("/v1/completions", json={**TEXT, "n": 2})
+        assert again.status_code == 500
+        assert error_of(again)["code"] == "internal_error"
+        running.script.go.set()
+        response = await first
+    assert response.json()["choices"][0]["text"] == running.script.answer
+    assert len(running.cluster.decodes) == 1
+    assert len(running.cluster.ended) == 1
+
+
 async def test_the_longest_client_id_makes_names_that_tables_take(
     running: Running, http: httpx.AsyncClient
 ) -> None:

@@ -4,11 +4,13 @@ KvtideError
 └── GatewayError
     ├── ModelTextError     the model's tokenizer or chat template can't be used
     ├── PromptError        this request's messages or tokens make no prompt
+    ├── NameTakenError     a request of this name is open: a bug, as names are random
     ├── UnavailableError   the gateway can't take requests now (not ready, draining, full)
     └── RequestFailedError a request's life ended with a failure
 """
 
 from kvtide.gateway.life import RequestFailure
+from kvtide.kv import RequestId
 from kvtide.runtime import KvtideError
 
 
@@ -31,6 +33,15 @@ class PromptError(GatewayError):
         super().__init__(message)
         self.param = param
         self.code = code
+
+
+class NameTakenError(GatewayError):
+    """A request of this name is open here. ``request`` is the name."""
+
+    def __init__(self, request: RequestId) -> None:
+        """Keep the name beside the message."""
+        super().__init__(f"a request named {request} is open already")
+        self.request = request
 
 
 class UnavailableError(GatewayError):

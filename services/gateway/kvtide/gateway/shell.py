@@ -27,7 +27,7 @@ from kvtide.bus.messages import (
     Tokens,
 )
 from kvtide.gateway.courier import Courier
-from kvtide.gateway.errors import UnavailableError
+from kvtide.gateway.errors import NameTakenError, UnavailableError
 from kvtide.gateway.life import (
     Aborted,
     AnswerCommand,
@@ -143,8 +143,12 @@ class Gateway:
 
         Raises:
             UnavailableError: see ``check_room``.
+            NameTakenError: a request of this name is not over; it goes on as it was.
         """
         self.check_room()
+        if spec.request in self._sessions:
+            log.error("name taken", request=spec.request)
+            raise NameTakenError(spec.request)
         life = Life(spec, space, text, self._limits)
         session = Session(life, self._courier, self._now_s, on_answer, self._on_ended)
         self._sessions[spec.request] = session

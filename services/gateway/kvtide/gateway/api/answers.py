@@ -103,10 +103,18 @@ class Answers:
         """Submit all.
 
         Raises:
-            UnavailableError: no room; none is open then.
+            UnavailableError, NameTakenError: see ``Gateway.submit``; none is open then.
         """
+        self._door.gateway.check_room(len(self._questions.items))
+        try:
+            self._submit_all()
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def _submit_all(self) -> None:
         gateway, served = self._door.gateway, self._door.served
-        gateway.check_room(len(self._questions.items))
         for item in self._questions.items:
             text = served.text.answer(
                 self._questions.stops, min_tokens=item.spec.min_new_tokens
@@ -117,7 +125,10 @@ class Answers:
 
             session = gateway.submit(item.spec, self._questions.space, text, put)
             self.choices.append(Choice(item.index, session))
-        return self
+
+    def _leave(self) -> None:
+        for choice in self.choices:
+            choice.session.leave()
 
     def __exit__(
         self,
@@ -126,5 +137,4 @@ class Answers:
         traceback: TracebackType | None,
     ) -> None:
         """Leave every answer."""
-        for choice in self.choices:
-            choice.session.leave()
+        self._leave()
