@@ -1,5 +1,6 @@
 """The life of a request: placing it, and placing it again."""
 
+import msgspec
 import pytest
 from tests.unit.gateway_story import (
     D1,
@@ -12,6 +13,7 @@ from tests.unit.gateway_story import (
     Story,
     kinds,
     make_spec,
+    placed,
     prefill_done,
     the,
 )
@@ -49,9 +51,40 @@ from kvtide.gateway.life import (
     WorkerSaid,
     WorkLost,
 )
-from kvtide.kv import (
-    NodeRef,
-)
+from kvtide.kv import BlockKey, Located, NodeId, NodeRef, SlotRef, Tier
+
+
+def located(key: BlockKey) -> Located:
+    return Located(key, SlotRef(NodeId("s1"), 1, Tier.DRAM, 0, 0, 64, 1), 7)
+
+
+@pytest.mark.parametrize("good", [0, 1, 2])
+def test_copies_of_other_blocks_are_not_reused(good: int) -> None:
+    prompt = tuple(range(10, 60))
+    own = SPACE.chain(prompt)
+    story = Story(make_spec(prompt=prompt, keys=own))
+    story.tell(Submitted())
+    foreign = SPACE.chain(tuple(range(100, 150)))
+    told = (*own[:good], *foreign[good : good + 1], *own[good + 1 :])
+    answer = msgspec.structs.replace(
+        placed(1, P1, D1), reuse=tuple(map(located, (*told, foreign[0])))
+    )
+    said = story.tell(AdmitAnswered(answer))
+    reuse = tuple(map(located, own[:good]))
+    assert the(SendPrefillWork, said).message.reuse == reuse
+    assert the(SendDecodeWork, said).message.reuse == reuse
+
+
+def test_copies_of_its_own_blocks_are_reused() -> None:
+    prompt = tuple(range(10, 60))
+    own = SPACE.chain(prompt)
+    story = Story(make_spec(prompt=prompt, keys=own))
+    story.tell(Submitted())
+    reuse = tuple(map(located, own))
+    answer = msgspec.structs.replace(placed(1, P1, D1), reuse=reuse)
+    said = story.tell(AdmitAnswered(answer))
+    assert the(SendPrefillWork, said).message.reuse == reuse
+    assert the(SendDecodeWork, said).message.reuse == reuse
 
 
 def test_an_undisturbed_request_is_answered_and_recorded() -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from kvtide.bus.messages import Admit, DecodeWork, Placed, PrefillWork
 from kvtide.gateway.life.spec import RequestSpec
 from kvtide.kv import BlockKey, KeySpace, NodeId
@@ -44,6 +46,21 @@ class Letters:
             tbt_ms=spec.tbt_ms,
             priority=spec.priority,
         )
+
+    def checked(self, placed: Placed, received: Sequence[int]) -> Placed:
+        """The placement without copies that are not of this request's blocks.
+
+        The first copy under another key than its block's ends what is reused: KV of
+        other tokens must never be taken for this prompt's, whatever a conductor says.
+        """
+        good = 0
+        for key, copy in zip(self.keys(received), placed.reuse, strict=False):
+            if copy.key != key:
+                break
+            good += 1
+        if good == len(placed.reuse):
+            return placed
+        return msgspec.structs.replace(placed, reuse=placed.reuse[:good])
 
     def prefill(
         self, placed: Placed, received: Sequence[int], left_ms: float

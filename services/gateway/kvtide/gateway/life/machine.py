@@ -253,9 +253,10 @@ class Life:
         return self._next_conductor(attempt, now_s)
 
     def _placed(self, attempt: Attempt, placed: Placed, now_s: float) -> list[Command]:
+        tokens = self._answer.tokens
+        placed = self._letters.checked(placed, tokens)
         attempt.place(placed, now_s + self._limits.work_patience_s)
         left_ms = (self._deadline_s - now_s) * 1000
-        tokens = self._answer.tokens
         commands: list[Command] = []
         if placed.prefill is not None:
             work = self._letters.prefill(placed, tokens, left_ms)
