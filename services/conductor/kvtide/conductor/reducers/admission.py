@@ -17,7 +17,7 @@ from kvtide.bus.messages import (
     Rejected,
 )
 from kvtide.conductor.commands import Announce, Answer, Command, RecordDecision
-from kvtide.conductor.reducers.answers import Answers
+from kvtide.conductor.reducers.answers import Answers, Asked
 from kvtide.conductor.reducers.bookings import Booking, Bookings
 from kvtide.conductor.reducers.explanations import Explanations
 from kvtide.conductor.reducers.loads import decode_worker, prefill_worker
@@ -71,8 +71,8 @@ class Admission:
             return Decision(old)
         known = self._known
         given = known.answers.get(admit.request)
-        if given is not None and self._still_good(given, admit):
-            return Decision(given)
+        if given is not None and self._still_good(given.answer, admit):
+            return Decision(given.answer)
         workers = known.membership.workers(admit.model, admit.excluded)
         if workers is None:
             return self._rejected(admit, no_model(admit, known.membership), now_s)
@@ -89,13 +89,19 @@ class Admission:
         if known.bookings.has_ended(admit.request):
             return stale(admit, "the request has had its terminal answer")
         booking = known.bookings.get(admit.request)
-        answer = known.answers.get(admit.request)
+        given = known.answers.get(admit.request)
         newest = max(
             booking.attempt if booking is not None else admit.attempt,
-            answer.attempt if answer is not None else admit.attempt,
+            given.answer.attempt if given is not None else admit.attempt,
         )
         if newest > admit.attempt:
             return stale(admit, f"attempt {newest} of it is known")
+        # placing it anew would take the running request out of the book
+        if booking is not None and booking.gateway != admit.gateway:
+            return stale(admit, f"{booking.gateway.node} has a request of this name")
+        repeated = given is not None and given.answer.attempt == admit.attempt
+        if given is not None and repeated and given.asked != Asked.of(admit):
+            return stale(admit, "another request of this name was answered")
         return None
 
     def _still_good(self, answer: Answer, admit: Admit) -> bool:
@@ -177,7 +183,7 @@ class Admission:
         considered: int = 0,
     ) -> Decision:
         known = self._known
-        known.answers.keep(answer, now_s)
+        known.answers.keep(admit, answer, now_s)
         known.explanations.keep(answer, candidates)
         record = RecordDecision(admit, answer, candidates, considered)
         return Decision(answer, (record,))
@@ -226,7 +232,7 @@ class Admission:
         )
         known = self._known
         known.bookings.book(booking_of(made, now_s))
-        known.answers.keep(answer, now_s)
+        known.answers.keep(admit, answer, now_s)
         candidates = tuple(shown(estimate) for estimate in verdict.candidates)
         known.explanations.keep(answer, candidates)
         record = RecordDecision(admit, answer, candidates, verdict.considered)
