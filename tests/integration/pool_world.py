@@ -32,6 +32,7 @@ from kvtide.kv import (
 )
 from kvtide.pool import PoolClient, PoolLimits, Put, ReadOutcome
 from kvtide.runtime import SystemClock
+from kvtide.store.rows import BlockRows
 from kvtide.store.settings import StoreSettings
 from kvtide.store.shell import StoreService
 from kvtide.transfer import Endpoint
@@ -233,6 +234,7 @@ class World:
         *,
         epoch: int = 1,
         stack: AsyncExitStack | None = None,
+        rows: BlockRows | None = None,
         **values: object,
     ) -> StoreService:
         node = await self.node(name, Role.STORE, host, epoch=epoch, stack=stack)
@@ -245,7 +247,7 @@ class World:
                 **values,
             }
         )
-        service = StoreService(node, settings, CollectorRegistry())
+        service = StoreService(node, settings, CollectorRegistry(), rows)
         await service.start()
         (stack or self._stack).push_async_callback(service.close)
         return service

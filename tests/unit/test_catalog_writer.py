@@ -1,7 +1,7 @@
 """The writer behind serving: bounded, in order, and repaired after a loss."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from kvtide.catalog import (
+    BlocksForgotten,
     CatalogError,
     CatalogRejectedError,
     CatalogRevisionError,
@@ -18,7 +19,7 @@ from kvtide.catalog import (
     Writer,
     WriterLimits,
 )
-from kvtide.kv import TenantId
+from kvtide.kv import NodeId, TenantId, Tier
 from kvtide.runtime import ManualClock
 
 DOWN = CatalogUnavailableError("down")
@@ -35,13 +36,17 @@ def rows(count: int) -> list[TenantRow]:
 
 @dataclass
 class ScriptedSink:
-    """Fails as ``failure`` says, refuses what is in ``refused``, keeps the rest."""
+    """Fails as ``failure`` says, refuses what is in ``refused``, keeps the rest.
+
+    Waits at the ``gate``, with every batch or with the one that begins with ``wait_at``.
+    """
 
     failure: CatalogError | None = None
     refused: set[Change] = field(default_factory=set[Change])
     batches: list[tuple[Change, ...]] = field(default_factory=list[tuple[Change, ...]])
     migrations: int = 0
     gate: asyncio.Event | None = None
+    wait_at: Change | None = None
 
     @property
     def written(self) -> list[Change]:
@@ -53,7 +58,7 @@ class ScriptedSink:
         self.migrations += 1
 
     async def write(self, changes: Sequence[Change]) -> None:
-        if self.gate is not None:
+        if self.gate is not None and self.wait_at in (None, changes[0]):
             await self.gate.wait()
         if self.failure is not None:
             raise self.failure
@@ -216,3 +221,95 @@ async def test_an_idle_writer_closes_at_once(failing: bool) -> None:
     sink = ScriptedSink(failure=DOWN if failing else None)
     async with writing(sink) as (writer, _):
         assert await writer.flushed(timeout_s=0.001)
+
+
+def forget(epoch: int) -> BlocksForgotten:
+    return BlocksForgotten(NodeId("s"), Tier.DRAM, epoch)
+
+
+class Owner:
+    """Has ``state``; counts how often it is asked for all of it."""
+
+    def __init__(self, state: list[Change]) -> None:
+        self.state = state
+        self.asked = 0
+        self.taken = 0
+
+    def repair(self) -> Iterator[Change]:
+        self.asked += 1
+        for change in self.state:
+            self.taken += 1
+            yield change
+
+
+async def test_a_repair_may_be_larger_than_the_queue() -> None:
+    sink = ScriptedSink(failure=DOWN)
+    owner = Owner([forget(1), *rows(30)])
+    clock = ManualClock()
+    writer = Writer(sink, clock=clock, limits=LIMITS, on_repair=owner.repair)
+    writer.start()
+    for each in rows(11):
+        writer.put(each)
+    await clock.advance(5)
+    sink.failure = None
+    await clock.advance(60)
+    assert await writer.flushed(timeout_s=30)
+    assert sink.written == [*rows(11)[1:], forget(1), *rows(30)]
+    assert (owner.asked, writer.dropped, writer.repair_needed) == (1, 1, False)
+    await writer.close()
+
+
+async def test_what_comes_during_a_repair_is_written_in_its_place() -> None:
+    sink = ScriptedSink(failure=DOWN)
+    owner = Owner([forget(1), *rows(30)])
+    clock = ManualClock()
+    writer = Writer(sink, clock=clock, limits=LIMITS, on_repair=owner.repair)
+    writer.start()
+    for each in rows(11):
+        writer.put(each)
+    await clock.advance(5)
+    sink.failure = None
+    sink.wait_at = forget(1)
+    sink.gate = asyncio.Event()
+    await clock.advance(60)
+    # a piece is under way, and no more than that was taken
+    assert owner.taken == LIMITS.batch
+    writer.put(row(99))
+    sink.gate.set()
+    await clock.advance(60)
+    assert await writer.flushed(timeout_s=30)
+    after = sink.written[10:]
+    assert after == [forget(1), *rows(3), row(99), *rows(30)[3:]]
+    await writer.close()
+
+
+async def test_a_loss_during_a_repair_begins_it_again() -> None:
+    sink = ScriptedSink(failure=DOWN)
+    owner = Owner([forget(1), *rows(30)])
+    clock = ManualClock()
+
+    def more() -> Iterator[Change]:
+        for change in owner.repair():
+            yield change
+            if owner.asked == 1 and owner.taken == 4:
+                sink.failure = DOWN
+
+    writer = Writer(sink, clock=clock, limits=LIMITS, on_repair=more)
+    writer.start()
+    for each in rows(11):
+        writer.put(each)
+    await clock.advance(5)
+    sink.failure = None
+    await clock.advance(30)
+    assert (owner.asked, writer.available) == (1, False)
+    for each in rows(50)[40:]:
+        writer.put(each)
+    # the rows that were to be repaired went; what stood before them did not
+    assert writer.repair_needed
+    sink.failure = None
+    await clock.advance(60)
+    assert await writer.flushed(timeout_s=30)
+    assert owner.asked == 2
+    assert sink.written[10] == forget(1)
+    assert sink.written[-31:] == [forget(1), *rows(30)]
+    await writer.close()

@@ -16,6 +16,7 @@ PURE = (
     "kvtide.conductor.dispatcher",
     "kvtide.store.slots",
     "kvtide.store.slabs",
+    "kvtide.store.spaces",
     "kvtide.store.recency",
     "kvtide.store.index",
     "kvtide.store.changes",

@@ -2,14 +2,16 @@
 
 ``put`` never blocks and never fails. A task writes batches; while the database is down,
 locked, full or slow the newest ``capacity`` changes are kept and older ones dropped and
-counted. When it is back after a loss, ``on_repair`` asks the owner to put its whole
-state again, for that can't be told from the queue any more.
+counted. When it is back after a loss, ``on_repair`` asks the owner for its whole state
+again, for that can't be told from the queue any more. However much that is, it goes
+through the queue a piece at a time.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import structlog
@@ -21,10 +23,16 @@ from kvtide.catalog.errors import (
     CatalogRevisionError,
     CatalogUnavailableError,
 )
-from kvtide.catalog.records import Change
+from kvtide.catalog.records import BlocksForgotten, Change
 from kvtide.runtime import Clock, TaskScope
 
 _log = structlog.get_logger()
+
+
+Repair = Callable[[], Iterable[Change] | None]
+"""Called when changes were lost and all that was left is written. None: it has ``put``
+what is needed itself. Else the changes are taken one after another while the queue
+drains, so each must be true at the moment when it is taken, not before."""
 
 
 class ChangeSink(Protocol):
@@ -68,7 +76,7 @@ class Writer:
         *,
         clock: Clock,
         limits: WriterLimits | None = None,
-        on_repair: Callable[[], None] | None = None,
+        on_repair: Repair | None = None,
     ) -> None:
         """Nothing runs before ``start``; ``put`` already queues."""
         self.dropped = 0
@@ -81,6 +89,7 @@ class Writer:
         self._limits = limits or WriterLimits()
         self._on_repair = on_repair
         self._queue: deque[Change] = deque()
+        self._repair: Iterator[Change] | None = None
         self._in_flight: tuple[Change, ...] = ()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -139,11 +148,21 @@ class Writer:
             Gauge(full_name, help_text, registry=registry).set_function(read)
 
     def _drop_oldest(self) -> None:
-        # the batch in flight can't be taken back; the oldest that waits can
-        if self._queue:
-            self._queue.popleft()
+        """Make room, and have all repaired from the start.
+
+        The batch in flight can't be taken back. What clears the way for the rows behind
+        it stays before them.
+        """
+        for place, change in enumerate(self._queue):
+            if not isinstance(change, BlocksForgotten):
+                del self._queue[place]
+                break
+        else:
+            if self._queue:
+                self._queue.popleft()
         self.dropped += 1
         self.repair_needed = True
+        self._repair = None
 
     async def _run(self) -> None:
         pause_s = self._limits.first_pause_s
@@ -170,7 +189,7 @@ class Writer:
             async with asyncio.timeout(self._limits.attempt_s * 4):
                 await self._sink.migrate()
             self._migrated = True
-        while self._queue:
+        while self._queue or self._refill():
             size = min(self._limits.batch, len(self._queue))
             self._in_flight = tuple(self._queue.popleft() for _ in range(size))
             try:
@@ -181,6 +200,19 @@ class Writer:
             finally:
                 self._in_flight = ()
             self.available = True
+
+    def _refill(self) -> bool:
+        """Queue the next piece of a repair; false: there is none left.
+
+        It leaves room for what is put meanwhile.
+        """
+        if self._repair is None:
+            return False
+        size = max(1, min(self._limits.batch, self._limits.capacity // 2))
+        self._queue.extend(islice(self._repair, size))
+        if not self._queue:
+            self._repair = None
+        return self._repair is not None
 
     async def _write_batch(self, batch: tuple[Change, ...]) -> None:
         try:
@@ -211,9 +243,9 @@ class Writer:
         if self.repair_needed:
             self.repair_needed = False
             _log.warning("catalog_repairing", dropped=self.dropped)
-            if self._on_repair is not None:
-                self._on_repair()
-        if not self._queue:
+            changes = self._on_repair() if self._on_repair is not None else None
+            self._repair = iter(changes) if changes is not None else None
+        if not self._queue and self._repair is None:
             self._wake.clear()
             self._idle.set()
 
@@ -222,5 +254,6 @@ class Writer:
         self.available = False
         self.dropped += len(self._queue)
         self._queue.clear()
+        self._repair = None
         self._closing = True
         self._idle.set()

@@ -1,12 +1,13 @@
 """The process of a store."""
 
 import asyncio
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
 
 from kvtide.bus import open_node
 from kvtide.bus.messages import NodeState
-from kvtide.catalog import Catalog, Writer, catalog_url
+from kvtide.catalog import Catalog, Change, Writer, catalog_url
 from kvtide.kv import Role
 from kvtide.runtime import Clock
 from kvtide.runtime.health import HealthServer, Readiness
@@ -46,8 +47,8 @@ async def serve(
             port=settings.http_port,
         )
 
-        def repair() -> None:
-            service.repair_rows()
+        def repair() -> Iterator[Change]:
+            return service.repair_rows()
 
         writer = Writer(catalog, clock=clock, on_repair=repair)
         rows = CatalogRows(writer.put, clock)

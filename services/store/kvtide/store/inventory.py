@@ -4,7 +4,7 @@ Whatever enters or leaves the index goes through here, so that gossip, catalog r
 and slots never disagree.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from kvtide.bus.messages import SnapshotPage
 from kvtide.kv import PRIVATE_KEY, BlockKey, Located, NodeRef, SlotRef, Tier
@@ -16,6 +16,7 @@ from kvtide.store.spaces import Space, Spaces
 from kvtide.store.tally import Tally
 
 GOSSIP_LIMIT = 1000
+ROWS_PAGE = 1000
 ARENA = 0
 
 
@@ -157,11 +158,18 @@ class Inventory:
 
     # ---- telling
 
-    def rows(self) -> WriteRows:
-        """The whole state, for a catalog that lost changes; call after ``tell``."""
-        slots = [(key, self.index.get(key)) for key in self.index.page(None, 1 << 40)]
-        came = [self._row(slot) for _, slot in slots if slot is not None]
-        return WriteRows(tuple(came), ())
+    def rows(self) -> Iterator[BlockRow]:
+        """The whole state by key, for a catalog that lost changes.
+
+        Each row is true when it is taken; changes may happen between two.
+        """
+        after: BlockKey | None = None
+        while keys := self.index.page(after, ROWS_PAGE):
+            after = keys[-1]
+            for key in keys:
+                slot = self.index.get(key)
+                if slot is not None:
+                    yield self._row(slot)
 
     def tell(self) -> list[Gossip | WriteRows]:
         """All changes that nobody heard of yet."""

@@ -1,6 +1,6 @@
 """The store's own rows in the catalog, written behind: serving never waits for SQL."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from kvtide.catalog import (
@@ -25,6 +25,10 @@ class BlockRows(Protocol):
         """Copies that went, then copies that came."""
         ...
 
+    def repair(self, store: NodeRef, rows: Iterable[BlockRow]) -> Iterator[Change]:
+        """What makes the catalog right again; takes ``rows`` as it is taken itself."""
+        ...
+
     def end(self, store: NodeRef) -> None:
         """The store's life ends cleanly, and its memory with it."""
         ...
@@ -38,6 +42,11 @@ class NoRows:
 
     def write(self, store: NodeRef, rows: WriteRows) -> None:
         """See ``BlockRows.write``."""
+
+    def repair(self, store: NodeRef, rows: Iterable[BlockRow]) -> Iterator[Change]:
+        """See ``BlockRows.repair``."""
+        del store, rows
+        return iter(())
 
     def end(self, store: NodeRef) -> None:
         """See ``BlockRows.end``."""
@@ -62,6 +71,15 @@ class CatalogRows:
             self._put(BlockDropped(store.node, gone.key, Tier.DRAM, gone.generation))
         for came in rows.came:
             self._put(_catalog_row(came, now_s))
+
+    def repair(self, store: NodeRef, rows: Iterable[BlockRow]) -> Iterator[Change]:
+        """See ``BlockRows.repair``.
+
+        That a copy of this life went may be among what was lost, so all rows go first.
+        """
+        yield BlocksForgotten(store.node, Tier.DRAM, store.epoch + 1)
+        for row in rows:
+            yield _catalog_row(row, self._clock.wall())
 
     def end(self, store: NodeRef) -> None:
         """See ``BlockRows.end``."""

@@ -1,7 +1,8 @@
 """The shell around the store's machine: messages, time, threads and memory."""
 
 import asyncio
-from itertools import count
+from collections.abc import Iterator
+from itertools import count, takewhile
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -26,6 +27,7 @@ from kvtide.bus.messages import (
     NodeState,
 )
 from kvtide.bus.subjects import Hop
+from kvtide.catalog import Change
 from kvtide.kv import NodeId, NodeRef, Role
 from kvtide.runtime import TaskScope
 from kvtide.store.arena import Arena, arena_bytes
@@ -134,11 +136,17 @@ class StoreService:
         if arena is not None:
             await arena.close()
 
-    def repair_rows(self) -> None:
-        """The catalog lost changes: tell it the whole state."""
-        if self.machine is not None:
-            self._rows.begin(self.machine.store)
-            self._rows.write(self.machine.store, self.machine.inventory.rows())
+    def repair_rows(self) -> Iterator[Change]:
+        """The catalog lost changes: the whole state, each piece true when it is taken.
+
+        It ends with the life of the store that it is of.
+        """
+        machine = self.machine
+        if machine is not None:
+            rows = takewhile(
+                lambda _: self.machine is machine, machine.inventory.rows()
+            )
+            yield from self._rows.repair(machine.store, rows)
 
     # ---- messages
 
