@@ -38,7 +38,7 @@ from kvtide.pool.metrics import PoolMetrics
 from kvtide.pool.outcomes import PartRead, PartSink, ReadOutcome
 from kvtide.pool.put import Put, PutSpec
 from kvtide.pool.reports import BadCopyReports
-from kvtide.runtime import TaskScope
+from kvtide.runtime import LimitError, TaskScope
 
 log = structlog.get_logger("kvtide.pool")
 
@@ -149,10 +149,10 @@ class PoolClient:
             )
             granted = await self._granted(local, message, timeout_s)
             self._still_linked(local, lease)
+            put = self._make_put(local, message, granted, layout)
         except BaseException:
             await self._close_lease(lease, local.ref)
             raise
-        put = self._make_put(local, message, granted, layout)
         self._open.add(put)
         return put
 
@@ -242,7 +242,7 @@ class PoolClient:
                 reply = await self._node.bus.request(
                     subject, message, timeout_s=timeout_s / 2
                 )
-        except BusError as error:
+        except (BusError, LimitError) as error:
             raise self._unavailable("no_answer", str(error)) from error
         if isinstance(reply, Failure):
             raise self._unavailable(reply.code, reply.reason)
@@ -344,7 +344,7 @@ class PoolClient:
         try:
             async with asyncio.timeout(self._limits.settle_timeout_s):
                 await self._node.bus.publish(subject, LeaseRelease(lease=lease))
-        except (BusError, TimeoutError) as error:
+        except (BusError, LimitError, TimeoutError) as error:
             # the list of leases says it again
             log.debug("release_not_sent", request=lease.request, error=str(error))
         finally:
@@ -365,7 +365,7 @@ class PoolClient:
             subject = self._node.subjects.inbox(Role.STORE, store.node, Hop.POOL)
             try:
                 await self._node.bus.publish(subject, listed)
-            except BusError as error:
+            except (BusError, LimitError) as error:
                 log.debug("leases_not_listed", error=str(error))
 
     def _fenced(self, _ref: NodeRef) -> None:

@@ -11,7 +11,7 @@ from kvtide.bus.messages import ArenaGrant, ArenaRequest
 from kvtide.bus.subjects import Hop
 from kvtide.kv import NodeRef, Role
 from kvtide.pool.limits import PoolLimits
-from kvtide.runtime import TaskScope
+from kvtide.runtime import LimitError, TaskScope
 from kvtide.transfer import TransferError
 
 log = structlog.get_logger("kvtide.pool")
@@ -90,7 +90,7 @@ class StoreLink:
         """Ask for the arenas and map them; false: try again."""
         try:
             arenas = await self._map(member)
-        except (BusError, TransferError, TimeoutError) as error:
+        except (BusError, LimitError, TransferError, TimeoutError) as error:
             if str(error) != self._said:
                 self._said = str(error)
                 log.warning("pool_not_linked", store=member.node, reason=self._said)

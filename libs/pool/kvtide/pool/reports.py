@@ -9,7 +9,7 @@ from kvtide.kv import Located, Role, SlotRef
 from kvtide.pool.limits import PoolLimits
 from kvtide.pool.metrics import PoolMetrics
 from kvtide.pool.outcomes import MissReason
-from kvtide.runtime import TaskScope
+from kvtide.runtime import LimitError, TaskScope
 
 
 class BadCopyReports:
@@ -44,6 +44,6 @@ class BadCopyReports:
         try:
             report = BadCopy(located=located, reason=detail)
             await self._node.bus.publish(subject, report)
-        except BusError:
+        except (BusError, LimitError):
             # the next reader that meets it will say so
             return

@@ -39,6 +39,12 @@ class DecodeMetrics:
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
+        self._failures = Counter(
+            "kvtide_decode_operation_failures",
+            "Operations that ended in an error nobody foresaw",
+            ["operation"],
+            registry=registry,
+        )
         self._step = Histogram(
             "kvtide_decode_step_seconds",
             "Duration of an engine step",
@@ -71,6 +77,10 @@ class DecodeMetrics:
     def put(self, outcome: str) -> None:
         """A block was offered to the pool."""
         self._put.labels(outcome).inc()
+
+    def operation_failed(self, operation: str) -> None:
+        """An operation has raised what nobody foresaw."""
+        self._failures.labels(operation).inc()
 
     def stepped(self, seconds: float) -> None:
         """A step has ended."""

@@ -1,6 +1,7 @@
 """What decode asks of others: prefill's state, blocks and parts, room in the pool.
 
-Each operation ends with the event that the machine waits for, whatever happens.
+Each operation ends with the event that the machine waits for. One that raises what
+nobody foresaw is ended by the shell, with ``failed_end``.
 """
 
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from kvtide.engine.memory import KEY, VALUE, KvRun
 from kvtide.engine.thread import EngineThread
 from kvtide.kv import KeySpace, Lease, Role
 from kvtide.pool import PartRead, PartSink, PoolClient, PoolError, Put
+from kvtide.runtime import LimitError
 
 ASK_TIMEOUT_S = 2.0
 PUT_LANE = "put"
@@ -76,7 +78,7 @@ class Operations:
         pull = HandoverPull(request=ask.ref.request, attempt=ask.ref.attempt)
         try:
             answer = await self._node.bus.request(inbox, pull, timeout_s=ASK_TIMEOUT_S)
-        except BusError as error:
+        except (BusError, LimitError) as error:
             log.info("prefill silent", request=ask.ref.request, reason=str(error))
             return events.HandoverAnswered(ask.ref, None)
         state = answer if isinstance(answer, HandoverState) else None
@@ -90,7 +92,7 @@ class Operations:
             answer = await self._node.bus.request(
                 inbox, message, timeout_s=ASK_TIMEOUT_S
             )
-        except BusError:
+        except (BusError, LimitError):
             return events.TakenAnswered(taken.ref, acked=False)
         return events.TakenAnswered(taken.ref, acked=isinstance(answer, Ack))
 

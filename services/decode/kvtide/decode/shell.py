@@ -1,6 +1,7 @@
 """The decode worker's thin shell: messages and results in, commands carried out."""
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import structlog
@@ -29,6 +30,7 @@ from kvtide.decode import events
 from kvtide.decode.batcher import DecodeMachine
 from kvtide.decode.capacity import capacity_tokens
 from kvtide.decode.compute import RowWork, compute_step, params_of
+from kvtide.decode.ends import failed_end
 from kvtide.decode.metrics import DecodeMetrics
 from kvtide.decode.operations import Held, Operations
 from kvtide.decode.settings import DecodeSettings
@@ -38,11 +40,13 @@ from kvtide.engine.sampler import Sampler
 from kvtide.engine.thread import EngineThread
 from kvtide.kv import KeySpace, NodeRef, RequestRef, Role, SpaceId
 from kvtide.pool import PoolClient
-from kvtide.runtime import TaskScope
+from kvtide.runtime import KvtideError, TaskScope
 
 LANE = "decode"
 TICK_S = 0.05
 GIVE_UP_S = 5.0
+
+_Operation = Callable[[], Coroutine[Any, Any, events.Event]]
 
 log = structlog.get_logger("kvtide.decode")
 
@@ -209,11 +213,12 @@ class DecodeService:
                 if isinstance(message, Tokens | DecodeFailed):
                     self._said(message)
             case events.AskHandover():
-                self._spawn(self._operations.ask(command))
+                self._spawn(partial(self._operations.ask, command), command)
             case events.TellTaken():
-                self._spawn(self._operations.tell_taken(command))
+                tell = partial(self._operations.tell_taken, command)
+                self._spawn(tell, command)
             case events.Step():
-                self._spawn(self._run_step(command))
+                self._spawn(partial(self._run_step, command), command)
             case _:
                 self._do_for_run(command)
 
@@ -224,21 +229,48 @@ class DecodeService:
                 run = self._model.new_run(capacity)
                 self._held[ref] = Held(work, self._space(work), run)
             case events.ReadCopies(ref):
-                self._spawn(self._operations.read_copies(self._held[ref], command))
+                held = self._held[ref]
+                read = partial(self._operations.read_copies, held, command)
+                self._spawn(read, command)
             case events.ReadParts(ref):
-                self._spawn(self._operations.read_parts(self._held[ref], command))
+                held = self._held[ref]
+                read = partial(self._operations.read_parts, held, command)
+                self._spawn(read, command)
             case events.PutBlocks(ref):
-                self._spawn(self._operations.put_blocks(self._held[ref], command))
+                held = self._held[ref]
+                put = partial(self._operations.put_blocks, held, command)
+                self._spawn(put, command)
             case events.Free(ref):
                 self._held.pop(ref).run.close()
             case _:
                 raise AssertionError(command)
 
-    def _spawn(self, work: Coroutine[Any, Any, events.Event]) -> None:
-        self._tasks.spawn(self._tell_result(work), name=f"decode {work.__name__}")
+    def _spawn(self, operation: _Operation, command: events.Command) -> None:
+        name = f"decode {_name(command)}"
+        self._tasks.spawn(self._run(operation, command), name=name)
 
-    async def _tell_result(self, work: Coroutine[Any, Any, events.Event]) -> None:
-        self._told(await work)
+    async def _run(self, operation: _Operation, command: events.Command) -> None:
+        """Whatever happens, the operation ends with its event: nobody may hang."""
+        ended: events.Event | None
+        try:
+            ended = await operation()
+        except Exception as error:  # noqa: BLE001 - as above
+            ended = self._failed(command, error)
+        if ended is not None:
+            self._told(ended)
+
+    def _failed(self, command: events.Command, error: Exception) -> events.Event | None:
+        name = _name(command)
+        foreseen = isinstance(error, KvtideError)
+        log.error(
+            "operation failed",
+            operation=name,
+            error=type(error).__name__,
+            reason=str(error),
+            exc_info=None if foreseen else error,
+        )
+        self._metrics.operation_failed(name)
+        return failed_end(command, str(error))
 
     def _said(self, message: Tokens | DecodeFailed) -> None:
         self._metrics.said(message)
@@ -285,6 +317,10 @@ class DecodeService:
 
     def _task_failed(self, error: BaseException) -> None:
         log.error("decode task failed", exc_info=error)
+
+
+def _name(command: events.Command) -> str:
+    return type(command).__name__.lower()
 
 
 def _event_of(message: AnyMessage) -> events.Event | None:

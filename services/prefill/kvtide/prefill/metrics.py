@@ -29,6 +29,12 @@ class PrefillMetrics:
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
+        self._failures = Counter(
+            "kvtide_prefill_operation_failures",
+            "Operations that ended in an error nobody foresaw",
+            ["operation"],
+            registry=registry,
+        )
         self._step = Histogram(
             "kvtide_prefill_step_seconds",
             "Duration of an engine step",
@@ -48,6 +54,10 @@ class PrefillMetrics:
         self._tokens.labels("pool").inc(message.reused_tokens)
         self._tokens.labels("computed").inc(message.computed_tokens)
         self._queue.observe(message.times.queue_ms / 1000)
+
+    def operation_failed(self, operation: str) -> None:
+        """An operation has raised what nobody foresaw."""
+        self._failures.labels(operation).inc()
 
     def stepped(self, seconds: float) -> None:
         """A step has ended."""

@@ -1,8 +1,9 @@
 """The prefill worker's thin shell: messages and results in, commands carried out."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
@@ -30,14 +31,17 @@ from kvtide.kv import KeySpace, Lease, NodeRef, RequestRef, Role, SpaceId
 from kvtide.pool import PartSink, PoolClient, PoolError, Put
 from kvtide.prefill import events
 from kvtide.prefill.compute import Announce, ChunkWork, StepCompute
+from kvtide.prefill.ends import failed_end
 from kvtide.prefill.metrics import PrefillMetrics
 from kvtide.prefill.queue import PrefillMachine
 from kvtide.prefill.settings import PrefillSettings
-from kvtide.runtime import TaskScope
+from kvtide.runtime import KvtideError, TaskScope
 
 LANE = "prefill"
 TICK_S = 0.05
 GIVE_UP_S = 5.0
+
+_Operation = Callable[[], Coroutine[Any, Any, events.Event | None]]
 
 log = structlog.get_logger("kvtide.prefill")
 
@@ -211,7 +215,7 @@ class PrefillService:
                 if isinstance(message, PrefillDone | PrefillFailed):
                     self._ended(message)
             case events.Step():
-                self._spawn(self._run_step(command), "step")
+                self._spawn(partial(self._run_step, command), command)
             case events.Abort():
                 if self._step is not None:
                     self._step.abort()
@@ -223,15 +227,15 @@ class PrefillService:
             case events.Open(work, ref, capacity):
                 self._open(work, ref, capacity)
             case events.Load():
-                self._spawn(self._load(command), "load")
+                self._spawn(partial(self._load, command), command)
             case events.Begin():
-                self._spawn(self._begin(command), "begin")
+                self._spawn(partial(self._begin, command), command)
             case events.Commit(ref):
-                self._spawn(self._commit(ref), "commit")
+                self._spawn(partial(self._commit, ref), command)
             case events.Release(ref):
                 held = self._held.get(ref)
                 if held is not None and held.put is not None:
-                    self._spawn(held.put.release(), "release")
+                    self._spawn(held.put.release, command)
                     held.put = None
                 self._forget_if_empty(ref)
             case events.Free(ref):
@@ -240,8 +244,31 @@ class PrefillService:
             case _:
                 raise AssertionError(command)
 
-    def _spawn(self, work: Coroutine[Any, Any, None], what: str) -> None:
-        self._tasks.spawn(work, name=f"prefill {what}")
+    def _spawn(self, operation: _Operation, command: events.Command) -> None:
+        name = f"prefill {_name(command)}"
+        self._tasks.spawn(self._run(operation, command), name=name)
+
+    async def _run(self, operation: _Operation, command: events.Command) -> None:
+        """Whatever happens, the operation ends with its event: nobody may hang."""
+        try:
+            ended = await operation()
+        except Exception as error:  # noqa: BLE001 - as above
+            ended = self._failed(command, error)
+        if ended is not None:
+            self._tell(ended)
+
+    def _failed(self, command: events.Command, error: Exception) -> events.Event | None:
+        name = _name(command)
+        foreseen = isinstance(error, KvtideError)
+        log.error(
+            "operation failed",
+            operation=name,
+            error=type(error).__name__,
+            reason=str(error),
+            exc_info=None if foreseen else error,
+        )
+        self._metrics.operation_failed(name)
+        return failed_end(command, str(error))
 
     def _open(self, work: PrefillWork, ref: RequestRef, capacity: int) -> None:
         assert self._model is not None  # noqa: S101 - the machine waits for it
@@ -278,7 +305,7 @@ class PrefillService:
 
     # ---- operations
 
-    async def _load(self, load: events.Load) -> None:
+    async def _load(self, load: events.Load) -> events.Event:
         held, clock = self._held[load.ref], self._node.clock
         begin_s = clock.monotonic()
         outcomes = await self._pool.read_blocks(
@@ -297,7 +324,7 @@ class PrefillService:
             blocks += 1
         size = blocks * held.space.layout.slot_bytes
         ms = (clock.monotonic() - begin_s) * 1000
-        self._tell(events.Loaded(load.ref, blocks, size, ms))
+        return events.Loaded(load.ref, blocks, size, ms)
 
     def _sink(self, held: _Held, block: int) -> PartSink:
         size = held.space.layout.block_tokens
@@ -310,7 +337,7 @@ class PrefillService:
 
         return part
 
-    async def _begin(self, begin: events.Begin) -> None:
+    async def _begin(self, begin: events.Begin) -> events.Event:
         held, ref = self._held[begin.ref], begin.ref
         lease = Lease(ref.request, ref.attempt, self._node.ref)
         try:
@@ -319,24 +346,23 @@ class PrefillService:
             )
         except PoolError as error:
             log.warning("no slots", request=ref.request, reason=str(error))
-            self._tell(events.SlotsGranted(ref, ()))
-            return
+            return events.SlotsGranted(ref, ())
         if lease.owner == self._node.ref:
             held.put = put
         else:  # fenced meanwhile: they were the old life's
             await put.release()
-        self._tell(events.SlotsGranted(ref, put.slots))
+        return events.SlotsGranted(ref, put.slots)
 
-    async def _commit(self, ref: RequestRef) -> None:
+    async def _commit(self, ref: RequestRef) -> events.Event:
         put = self._held[ref].put
         try:
             if put is not None:
                 await put.commit()
         except PoolError as error:
             log.warning("blocks not stored", request=ref.request, reason=str(error))
-        self._tell(events.Committed(ref))
+        return events.Committed(ref)
 
-    async def _run_step(self, step: events.Step) -> None:
+    async def _run_step(self, step: events.Step) -> events.Event:
         model = self._model
         assert model is not None  # noqa: S101 - the machine waits for it
         chunks = [self._chunk(spec) for spec in step.chunks]
@@ -358,9 +384,10 @@ class PrefillService:
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may hang
             outcome, reason = events.StepOutcome.FAILED, str(error)
             log.warning("step failed", reason=reason, error=type(error).__name__)
-        self._step = None
+        finally:
+            self._step = None
         self._metrics.stepped(seconds)
-        self._tell(events.StepEnded(step.step, outcome, seconds * 1000, reason))
+        return events.StepEnded(step.step, outcome, seconds * 1000, reason)
 
     def _chunk(self, spec: events.ChunkSpec) -> ChunkWork:
         held = self._held[spec.ref]
@@ -376,3 +403,7 @@ class PrefillService:
 
     def _task_failed(self, error: BaseException) -> None:
         log.error("prefill task failed", exc_info=error)
+
+
+def _name(command: events.Command) -> str:
+    return type(command).__name__.lower()
