@@ -304,6 +304,27 @@ async def test_what_really_happened_stands_beside_the_estimate(
     assert await catalog.decisions(DECISION.request) == (first, second)
 
 
+async def test_a_request_is_found_by_its_name_and_by_what_its_client_called_it(
+    catalog: Catalog,
+) -> None:
+    names = ("mine.1", "mine.2", "Mine.3", "mine", "minef", "mi_e.4", "%.5")
+    rows = [
+        replace(DECISION, request=RequestId(name), decided_at_s=float(age))
+        for age, name in enumerate(names)
+    ]
+    await catalog.write(rows)
+    assert await catalog.find_request("mine") == "mine"
+    assert await catalog.find_request("mine.1") == "mine.1"
+    assert await catalog.find_request("Mine") == "Mine.3"
+    assert await catalog.find_request("mi_e") == "mi_e.4"
+    assert await catalog.find_request("%") == "%.5"
+    assert await catalog.find_request("min") is None
+    again = replace(DECISION, request=RequestId("%.6"), decided_at_s=99.0)
+    older = replace(DECISION, request=RequestId("%.7"), decided_at_s=-1.0)
+    await catalog.write([again, older])
+    assert await catalog.find_request("%") == "%.6"
+
+
 async def test_a_batch_is_written_whole_or_not_at_all(catalog: Catalog) -> None:
     orphan = QuotaRow(TenantId("nobody"))
     with pytest.raises(CatalogRejectedError):

@@ -6,13 +6,14 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.integration.nats_server import NatsServer, nats_server
 
-from kvtide.bus import Incoming, Node, open_node
+from kvtide.bus import Handler, Incoming, Node, open_node
 from kvtide.bus.messages import (
     Beat,
     CandidateEstimate,
@@ -27,9 +28,17 @@ from kvtide.bus.messages import (
     StoreLoad,
 )
 from kvtide.bus.subjects import Hop
+from kvtide.catalog import (
+    CandidateRow,
+    Catalog,
+    Change,
+    DecisionOutcome,
+    DecisionRow,
+    Verdict,
+)
 from kvtide.catalog.database import catalog_url
 from kvtide.catalog.migrate import migrate
-from kvtide.kv import NodeId, NodeRef, Role
+from kvtide.kv import NodeId, NodeRef, RequestId, Role, TenantId
 from kvtide.runtime import SystemClock
 from kvtide.runtime.health import HealthServer, Readiness
 from kvtide.runtime.settings import RoleSettings
@@ -108,8 +117,15 @@ async def answer(incoming: Incoming) -> Message:
     return Failure(code="unknown_request", reason="nothing is known of this request")
 
 
+async def know_nothing(incoming: Incoming) -> Message:
+    del incoming
+    return Failure(code="unknown_request", reason="nothing is known of this request")
+
+
 @asynccontextmanager
-async def conductor(settings: RoleSettings) -> AsyncGenerator[Node]:
+async def conductor(
+    settings: RoleSettings, answer: Handler = answer
+) -> AsyncGenerator[Node]:
     roles = (Role.CONDUCTOR,)
     async with open_node(
         settings, roles, clock=SystemClock(), registry=CollectorRegistry()
@@ -141,7 +157,80 @@ async def test_explain_shows_candidates_or_says_that_nothing_is_known(
         assert "128 tokens" in out
         code, _, err = await kvtide("explain", "req-2", *flags(settings))
         assert code == 75
-        assert "nothing is known of this request" in err
+        assert "nothing is known of request 'req-2'" in err
+        assert "no live conductor remembers it" in err
+        assert "the catalog has no decision on it" in err
+
+
+@pytest.mark.parametrize("knowing", ["conductor-1", "conductor-9"])
+async def test_explain_asks_all_conductors(
+    settings: RoleSettings, knowing: str
+) -> None:
+    others = settings.model_copy(update={"node": knowing})
+    async with conductor(settings, know_nothing), conductor(others):
+        code, out, err = await kvtide("explain", "req-1", *flags(settings))
+    assert (code, err) == (0, "")
+    assert "req-1, attempt 1: the longest prefix" in out
+    assert f"(from {knowing})" in out
+
+
+async def test_explain_reads_in_the_catalog_what_no_conductor_remembers(
+    settings: RoleSettings,
+) -> None:
+    settings.state_dir.mkdir()
+    url = catalog_url("", settings.state_dir)
+    await migrate(url)
+    async with Catalog.open(url) as catalog:
+        await catalog.write(decided("mine.0123", "the shortest queue"))
+        await catalog.write(decided("mine.4567", "the longest prefix", at_s=9.0))
+    async with conductor(settings, know_nothing):
+        code, out, err = await kvtide("explain", "mine", *flags(settings))
+        assert (code, err) == (0, "")
+        assert "mine.4567, attempt 2: the longest prefix" in out
+        assert "(from catalog)" in out
+        assert "finished, 64 tokens came from the pool, TTFT 7.5 ms" in out
+        assert "prefill-a" in out
+    # nor is a conductor needed, or the newest one of a name
+    words = ("chatcmpl-mine.0123", "--json", *flags(settings))
+    code, out, _ = await kvtide("explain", *words)
+    assert code == 0
+    told = json.loads(out)
+    assert (told["request"], told["reason"]) == ("mine.0123", "the shortest queue")
+    assert told["outcome"]["cached_tokens"] == 64
+
+
+def decided(name: str, reason: str, *, at_s: float = 1.0) -> list[Change]:
+    """A request that was placed twice, and how it ended."""
+    request = RequestId(name)
+    candidate = CandidateRow(
+        prefill=NodeId("prefill-a"),
+        decode=NodeId("decode-b"),
+        hit_tokens=128,
+        queue_ms=1.0,
+        transfer_ms=2.0,
+        prefill_ms=3.0,
+        ttft_ms=6.0,
+        tbt_ms=9.0,
+    )
+    first = DecisionRow(
+        request=request,
+        attempt=1,
+        conductor=NodeId("conductor-7"),
+        tenant=TenantId("t"),
+        model="m",
+        verdict=Verdict.PLACED,
+        code="",
+        reason="the first attempt",
+        prefill=candidate.prefill,
+        decode=candidate.decode,
+        prompt_tokens=200,
+        hit_tokens=128,
+        considered=1,
+        candidates=(candidate,),
+        decided_at_s=at_s,
+    )
+    second = replace(first, attempt=2, reason=reason, decided_at_s=at_s + 1)
+    return [first, second, DecisionOutcome(request, 2, "finished", 64, 7.5, None)]
 
 
 async def test_tail_decodes_live_messages_without_types(

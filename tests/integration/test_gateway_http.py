@@ -199,7 +199,10 @@ async def test_insight_is_shown_when_asked_for(
         "/v1/chat/completions", json=CHAT, headers={"x-kvtide-debug": "1"}
     )
     assert shown.headers["x-kvtide-decode"] == "decode-1"
+    name = running.cluster.decodes[-1].request
+    assert shown.headers["x-kvtide-request"] == name
     assert shown.json()["choices"][0]["kvtide"] == {
+        "request": name,
         "attempt": 1,
         "prefill": "prefill-1",
         "decode": "decode-1",

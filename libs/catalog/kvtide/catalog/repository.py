@@ -47,7 +47,14 @@ from kvtide.catalog.tables import (
     requests,
     tenants,
 )
-from kvtide.kv import BlockKey, NodeId, RequestId, TenantId, Tier
+from kvtide.kv import (
+    BlockKey,
+    NodeId,
+    RequestId,
+    TenantId,
+    Tier,
+    name_prefix,
+)
 
 MAX_PAGE = 10_000
 
@@ -187,6 +194,23 @@ class Catalog:
         statement = select(decisions).where(decisions.c.request == request)
         rows = await self._rows(statement.order_by(decisions.c.attempt))
         return tuple(decision_row(row) for row in rows)
+
+    async def find_request(self, asked: str) -> RequestId | None:
+        """The request of that name, or the newest that a client called so.
+
+        Only requests that were decided on are found; reads the whole table.
+        """
+        prefix = name_prefix(asked)
+        exact = decisions.c.request == asked
+        begins = func.substr(decisions.c.request, 1, len(prefix)) == prefix
+        statement = (
+            select(decisions.c.request)
+            .where(exact | begins)
+            .order_by(exact.desc(), decisions.c.decided_at_s.desc())
+            .limit(1)
+        )
+        rows = await self._rows(statement)
+        return RequestId(rows[0]["request"]) if rows else None
 
     async def recent_decisions(self, limit: int) -> tuple[DecisionRow, ...]:
         """The newest decisions, newest first."""

@@ -52,6 +52,12 @@ Cluster = Annotated[
     str | None,
     typer.Option(help="Name of the cluster. Default: local.", show_default=False),
 ]
+CatalogUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="SQLAlchemy URL. Default: SQLite in the state folder.", show_default=False
+    ),
+]
 StateDir = Annotated[
     str | None,
     typer.Option(
@@ -105,9 +111,13 @@ def status(
 
 @app.command()
 def explain(
-    request: Annotated[str, typer.Argument(help="The id of a request.")],
+    request: Annotated[
+        str,
+        typer.Argument(help="A request's x-request-id, or its name in the cluster."),
+    ],
     config: Config = None,
     nats: Nats = None,
+    catalog: CatalogUrl = None,
     cluster: Cluster = None,
     state_dir: StateDir = None,
     json: Json = False,
@@ -116,7 +126,12 @@ def explain(
     from kvtide.cli.commands.explain import show_explanation  # noqa: PLC0415
     from kvtide.cli.resolve import resolve_look  # noqa: PLC0415
 
-    flags = {"nats": nats, "cluster": cluster, "state_dir": state_dir}
+    flags = {
+        "nats": nats,
+        "catalog": catalog,
+        "cluster": cluster,
+        "state_dir": state_dir,
+    }
     leave(
         lambda console: show_explanation(
             resolve_look(config, flags), request, as_json=json, console=console
@@ -157,13 +172,7 @@ def health(
 def doctor(
     config: Config = None,
     nats: Nats = None,
-    catalog: Annotated[
-        str | None,
-        typer.Option(
-            help="SQLAlchemy URL. Default: SQLite in the state folder.",
-            show_default=False,
-        ),
-    ] = None,
+    catalog: CatalogUrl = None,
     state_dir: StateDir = None,
     json: Json = False,
 ) -> None:

@@ -82,17 +82,50 @@ async def ask_conductor(bus: Bus, question: Message) -> AnyMessage:
     """
     conductors = await _conductors(bus)
     for node in conductors:
-        try:
-            return await bus.request(
-                bus.subjects.inbox(Role.CONDUCTOR, node, Hop.QUERY),
-                question,
-                timeout_s=REQUEST_TIMEOUT_S,
-            )
-        except (KvtideError, TimeoutError):
-            continue
-    heard = f"asked {', '.join(conductors)}" if conductors else "heard of none"
-    message = f"no conductor answers in cluster {bus.subjects.cluster!r} ({heard})"
-    raise NoConductorError(message)
+        answer = await _ask(bus, node, question)
+        if answer is not None:
+            return answer
+    raise _nobody(bus, conductors)
+
+
+async def ask_conductors(bus: Bus, question: Message) -> dict[NodeId, AnyMessage]:
+    """The answers of all conductors that have one, at least one.
+
+    Raises:
+        NoConductorError: none beats, or none answers.
+    """
+    conductors = await _conductors(bus)
+    answers: dict[NodeId, AnyMessage] = {}
+
+    async def ask(node: NodeId) -> None:
+        answer = await _ask(bus, node, question)
+        if answer is not None:
+            answers[node] = answer
+
+    async with asyncio.TaskGroup() as asking:
+        for node in conductors:
+            asking.create_task(ask(node))
+    if not answers:
+        raise _nobody(bus, conductors)
+    return answers
+
+
+async def _ask(bus: Bus, node: NodeId, question: Message) -> AnyMessage | None:
+    try:
+        return await bus.request(
+            bus.subjects.inbox(Role.CONDUCTOR, node, Hop.QUERY),
+            question,
+            timeout_s=REQUEST_TIMEOUT_S,
+        )
+    except (KvtideError, TimeoutError):
+        return None
+
+
+def _nobody(bus: Bus, asked: list[NodeId]) -> NoConductorError:
+    heard = f"asked {', '.join(asked)}" if asked else "heard of none"
+    return NoConductorError(
+        f"no conductor answers in cluster {bus.subjects.cluster!r} ({heard})"
+    )
 
 
 async def _conductors(bus: Bus) -> list[NodeId]:

@@ -7,29 +7,42 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kvtide.bus.messages import Explained, ExplainQuery, Failure
-from kvtide.cli.access import NoConductorError, ask_conductor, open_bus
-from kvtide.kv import RequestId
+from kvtide.catalog import DecisionOutcome
+from kvtide.cli.explanations import Explanation, find_explanation
 from kvtide.runtime.settings import RoleSettings
 
 
 def show_explanation(
     settings: RoleSettings, request: str, *, as_json: bool, console: Console
 ) -> None:
-    """Ask a conductor about ``request`` and print its candidates, best first.
+    """Find the decision on ``request`` and print its candidates, best first.
 
     Raises:
-        NoNatsError, NoConductorError: nobody answers, or nobody knows the request.
+        UnknownRequestError: see ``find_explanation``.
     """
-    explained = asyncio.run(_ask(settings, RequestId(request)))
+    explained = asyncio.run(find_explanation(settings, request))
     if as_json:
         console.print_json(msgspec.json.encode(explained).decode())
         return
-    console.print(
+    lines = [
         f"{explained.request}, attempt {explained.attempt}: {explained.reason}",
-        highlight=False,
-        markup=False,
-    )
+        f"(from {explained.source})",
+    ]
+    if explained.outcome is not None:
+        lines.append(_outcome(explained.outcome))
+    for line in lines:
+        console.print(line, highlight=False, markup=False)
+    console.print(_table(explained))
+
+
+def _outcome(outcome: DecisionOutcome) -> str:
+    text = f"{outcome.outcome}, {outcome.cached_tokens} tokens came from the pool"
+    if outcome.ttft_ms is not None:
+        text += f", TTFT {outcome.ttft_ms:.1f} ms"
+    return text
+
+
+def _table(explained: Explanation) -> Table:
     table = Table(box=None)
     for title in ("prefill", "decode", "hit", "queue", "transfer", "prefill", "TTFT"):
         table.add_column(title)
@@ -43,13 +56,4 @@ def show_explanation(
             f"{candidate.prefill_ms:.1f} ms",
             f"{candidate.ttft_ms:.1f} ms",
         )
-    console.print(table)
-
-
-async def _ask(settings: RoleSettings, request: RequestId) -> Explained:
-    async with open_bus(settings) as bus:
-        reply = await ask_conductor(bus, ExplainQuery(request=request))
-    if isinstance(reply, Explained):
-        return reply
-    reason = reply.reason if isinstance(reply, Failure) else type(reply).__name__
-    raise NoConductorError(reason)
+    return table

@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 from kvtide.bus.messages import CandidateEstimate, Explained, Failure
 from kvtide.conductor.commands import Answer
-from kvtide.kv import RequestId
+from kvtide.kv import RequestId, name_prefix
 
 
 class Explanations:
@@ -39,14 +39,22 @@ class Explanations:
         return explained.candidates[0].ttft_ms if explained.candidates else None
 
     def explain(self, request: RequestId) -> Explained | Failure:
-        """The decision on a request, or that it isn't known here."""
-        explained = self._kept.get(request)
+        """The decision on a request, or that it isn't known here.
+
+        ``request`` is a request's name, or what a client called it: then the newest.
+        """
+        explained = self._kept.get(request) or self._newest_called(request)
         if explained is not None:
             return explained
         return Failure(
             code="unknown_request",
             reason=(
                 f"this conductor has no decision on request {request!r} in memory: "
-                "another one made it, or it is long ago (then the catalog has it)"
+                "another one made it, or it is long ago"
             ),
         )
+
+    def _newest_called(self, given: str) -> Explained | None:
+        prefix = name_prefix(given)
+        names = reversed(self._kept)
+        return next((self._kept[n] for n in names if n.startswith(prefix)), None)

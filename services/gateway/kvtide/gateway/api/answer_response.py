@@ -155,6 +155,7 @@ def _event(body: bytes) -> bytes:
 def _insight_headers(choices: Sequence[Choice]) -> dict[str, str]:
     insight = choices[0].insight
     return {
+        "x-kvtide-request": insight.request,
         "x-kvtide-attempt": str(insight.attempt),
         "x-kvtide-prefill": insight.prefill,
         "x-kvtide-decode": insight.decode,

@@ -32,6 +32,7 @@ class Choice:
         prefill = workers.get(Stage.PREFILL)
         decode = workers.get(Stage.DECODE)
         return Insight(
+            request=self.session.request,
             attempt=self.session.life.attempt,
             prefill=prefill.node if prefill else "",
             decode=decode.node if decode else "",

@@ -29,8 +29,12 @@ class UsageReply(msgspec.Struct, frozen=True):
 
 
 class Insight(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``kvtide``: how it was made, for clients that ask with ``x-kvtide-debug: 1``."""
+    """``kvtide``: how it was made, for clients that ask with ``x-kvtide-debug: 1``.
 
+    ``request`` is its name within the cluster, in logs, the catalog and ``explain``.
+    """
+
+    request: str
     attempt: int
     prefill: str
     decode: str

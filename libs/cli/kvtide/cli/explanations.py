@@ -1,0 +1,134 @@
+"""Where the decision on a request is found: at a conductor, else in the catalog."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from kvtide.bus.messages import CandidateEstimate, Explained, ExplainQuery
+from kvtide.catalog import (
+    Catalog,
+    CatalogError,
+    DecisionOutcome,
+    DecisionRow,
+    catalog_url,
+)
+from kvtide.cli.access import NoConductorError, NoNatsError, ask_conductors, open_bus
+from kvtide.kv import RequestId
+from kvtide.runtime import KvtideError
+from kvtide.runtime.settings import RoleSettings, hide_passwords
+
+CATALOG_LIMIT_S = 10.0
+
+_REPLY_PREFIXES = ("chatcmpl-", "cmpl-")
+"""What the ``id`` in a reply has before the request's name."""
+
+
+class UnknownRequestError(KvtideError):
+    """Nobody knows of a decision on the request."""
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest decision on a request, and what came of it if that is known.
+
+    ``source`` is the conductor that remembers it, or ``catalog``.
+    """
+
+    request: RequestId
+    attempt: int
+    reason: str
+    candidates: tuple[CandidateEstimate, ...]
+    source: str
+    outcome: DecisionOutcome | None = None
+
+
+async def find_explanation(settings: RoleSettings, asked: str) -> Explanation:
+    """What is known of the request named ``asked``, or called so by its client.
+
+    All live conductors are asked; if none remembers it, the catalog is read.
+
+    Raises:
+        UnknownRequestError: neither knows it; the message says what each said.
+        ConfigError: the secret, an address or the catalog's URL can't be used.
+    """
+    for prefix in _REPLY_PREFIXES:
+        asked = asked.removeprefix(prefix)
+    try:
+        remembered = await _remembered(settings, RequestId(asked))
+        missing = "no live conductor remembers it"
+    except (NoConductorError, NoNatsError) as error:
+        remembered, missing = None, str(error)
+    if remembered is not None:
+        return remembered
+    try:
+        async with asyncio.timeout(CATALOG_LIMIT_S):
+            recorded = await _recorded(settings, asked)
+    except (CatalogError, TimeoutError) as error:
+        why = str(error) or "the catalog does not answer"
+        raise _unknown(asked, missing, hide_passwords(why)) from error
+    if recorded is None:
+        raise _unknown(asked, missing, "the catalog has no decision on it")
+    return recorded
+
+
+def _unknown(asked: str, conductors: str, catalog: str) -> UnknownRequestError:
+    return UnknownRequestError(
+        f"nothing is known of request {asked!r}: {conductors}; {catalog}"
+    )
+
+
+async def _remembered(settings: RoleSettings, request: RequestId) -> Explanation | None:
+    async with open_bus(settings) as bus:
+        answers = await ask_conductors(bus, ExplainQuery(request=request))
+    found = [
+        Explanation(
+            request=answer.request,
+            attempt=answer.attempt,
+            reason=answer.reason,
+            candidates=answer.candidates,
+            source=node,
+        )
+        for node, answer in answers.items()
+        if isinstance(answer, Explained)
+    ]
+    # after a fail-over to another conductor the last attempt is that one's
+    return max(found, key=lambda each: each.attempt, default=None)
+
+
+async def _recorded(settings: RoleSettings, asked: str) -> Explanation | None:
+    url = catalog_url(settings.catalog, settings.state_dir)
+    if _is_missing(url):
+        return None
+    async with Catalog.open(url) as catalog:
+        request = await catalog.find_request(asked)
+        decisions = await catalog.decisions(request) if request is not None else ()
+    return _of_row(decisions[-1]) if decisions else None
+
+
+def _is_missing(url: str) -> bool:
+    """Whether opening would make a database file: looking on must not."""
+    file = url.partition(":///")[2] if url.startswith("sqlite") else ""
+    return bool(file) and not Path(file).exists()
+
+
+def _of_row(row: DecisionRow) -> Explanation:
+    return Explanation(
+        request=row.request,
+        attempt=row.attempt,
+        reason=row.reason,
+        candidates=tuple(
+            CandidateEstimate(
+                prefill=each.prefill,
+                decode=each.decode,
+                hit_tokens=each.hit_tokens,
+                queue_ms=each.queue_ms,
+                transfer_ms=each.transfer_ms,
+                prefill_ms=each.prefill_ms,
+                ttft_ms=each.ttft_ms,
+                tbt_ms=each.tbt_ms,
+            )
+            for each in row.candidates
+        ),
+        source="catalog",
+        outcome=row.outcome,
+    )
