@@ -25,7 +25,7 @@ class Pair:
     shelf: BlobShelf
 
     async def fetch(self, ref: BlobRef) -> bytes:
-        return bytes(await fetch(self.receiver, ref, LIMITS))
+        return bytes(await fetch(self.receiver, ref, LIMITS, self.clock))
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from kvtide.runtime import Clock, LimitError
 from kvtide.transfer import Access, ReadSlice, Region, TransferEndpoint, TransferError
 
 PURPOSE = "blob"
+_LEAST_S = 0.01
 
 
 @dataclass(slots=True)
@@ -112,12 +113,12 @@ class BlobShelf:
 
 
 async def fetch(
-    endpoint: TransferEndpoint, ref: BlobRef, limits: BusLimits
+    endpoint: TransferEndpoint, ref: BlobRef, limits: BusLimits, clock: Clock
 ) -> bytearray:
     """A private copy of the body that ``ref`` names; its hash is yet to be checked.
 
     Raises:
-        WireError: it is larger than allowed, or could not be fetched.
+        WireError: it is larger than allowed, or could not be fetched in time.
     """
     node = ref.address.node
     if not 0 < ref.length <= limits.blob_bytes or ref.length > ref.handle.length:
@@ -129,11 +130,12 @@ async def fetch(
     if len(ref.blake3) != DIGEST_BYTES:
         raise WireError("the reference has no hash", reason=DropReason.BLOB, node=node)
     body = bytearray(ref.length)
-    timeout_s = limits.fetch_timeout_s
+    until_s = clock.monotonic() + limits.fetch_timeout_s
     try:
-        peer = await endpoint.connect(ref.address, timeout_s=timeout_s)
+        peer = await endpoint.connect(ref.address, timeout_s=limits.fetch_timeout_s)
+        left_s = max(until_s - clock.monotonic(), _LEAST_S)
         slices = [ReadSlice(ref.handle, 0, memoryview(body))]
-        await peer.read(slices, timeout_s=timeout_s, purpose=PURPOSE)
+        await peer.read(slices, timeout_s=left_s, purpose=PURPOSE)
     except TransferError as error:
         raise WireError(
             f"a large body could not be fetched: {error}",

@@ -11,7 +11,7 @@ import structlog
 from kvtide.bus.beater import Beater
 from kvtide.bus.blobs import BlobShelf, fetch
 from kvtide.bus.codec import BlobRef, Codec, DropReason, Opened
-from kvtide.bus.delivery import Delivery
+from kvtide.bus.delivery import Arrived, Delivery
 from kvtide.bus.errors import (
     BusClosed,
     BusError,
@@ -74,6 +74,7 @@ class LinkedBus:
         self._tasks = TaskScope(on_error=self._failed)
         self._subscriptions: set[LinkedSubscription] = set()
         self._replies: dict[int, asyncio.Future[Delivery]] = {}
+        self._fetches = asyncio.Semaphore(self._limits.fetches)
         self._inbox = secrets.token_hex(8)
         self._asked = 0
         self._fence: Fence | None = None
@@ -230,11 +231,8 @@ class LinkedBus:
 
     # ---- receiving
 
-    async def handle(self, handler: Handler, delivery: Delivery) -> None:
-        """Open, fence, handle, reply; called by a subscription, in order."""
-        incoming = await self._open(delivery)
-        if incoming is None:
-            return
+    async def handle(self, handler: Handler, incoming: Incoming, reply: str) -> None:
+        """Handle and reply; called by a subscription, in order."""
         kind = tag_of(incoming.message)
         self._metrics.received.labels(kind).inc()
         token = TRACE.set(incoming.trace)
@@ -245,10 +243,10 @@ class LinkedBus:
         finally:
             TRACE.reset(token)
         if isinstance(answer, Later):
-            work = self._answer_later(answer, kind, incoming, delivery.reply)
+            work = self._answer_later(answer, kind, incoming, reply)
             self._tasks.spawn(work, name=f"bus reply {kind}")
-        elif answer is not None and delivery.reply:
-            await self._answer(delivery.reply, answer, incoming.trace)
+        elif answer is not None and reply:
+            await self._answer(reply, answer, incoming.trace)
 
     async def _answer_later(
         self, later: Later, kind: str, incoming: Incoming, reply: str
@@ -280,16 +278,27 @@ class LinkedBus:
         return Failure(code="internal", reason=f"{type(error).__name__}: {error}")
 
     async def _open(self, delivery: Delivery) -> Incoming | None:
-        """The message, or None for one that is dropped and counted."""
+        arrived = self.read(delivery)
+        return await self.whole(arrived) if arrived is not None else None
+
+    def read(self, delivery: Delivery) -> Arrived | None:
+        """The envelope; None for one that is dropped and counted."""
         try:
-            opened = self._codec.open(delivery.data)
-            if self._fence is not None and not self._fence(opened.sender):
-                self._drop(DropReason.STALE)
-                return None
+            arrived = Arrived(delivery, self._codec.open(delivery.data))
+        except WireError as error:
+            self._refuse(error, delivery.subject)
+            return None
+        return None if self._is_stale(arrived) else arrived
+
+    async def whole(self, arrived: Arrived) -> Incoming | None:
+        """The message with its body, fetched if it must; None: dropped and counted."""
+        delivery, opened = arrived.delivery, arrived.opened
+        try:
             message = await self._body(opened)
         except WireError as error:
-            self._drop(error.reason)
-            self._say(error, delivery.subject)
+            self._refuse(error, delivery.subject)
+            return None
+        if not arrived.is_whole and self._is_stale(arrived):
             return None
         return Incoming(
             message=message,
@@ -298,6 +307,12 @@ class LinkedBus:
             wants_reply=delivery.reply != "",
             subject=delivery.subject,
         )
+
+    def _is_stale(self, arrived: Arrived) -> bool:
+        if self._fence is None or self._fence(arrived.opened.sender):
+            return False
+        self._drop(DropReason.STALE)
+        return True
 
     async def _body(self, opened: Opened) -> AnyMessage:
         if not isinstance(opened.body, BlobRef):
@@ -308,10 +323,12 @@ class LinkedBus:
                 reason=DropReason.BLOB,
                 node=opened.sender.node,
             )
-        data = await fetch(self._endpoint, opened.body, self._limits)
+        async with self._fetches:
+            data = await fetch(self._endpoint, opened.body, self._limits, self._clock)
         return self._codec.open_blob(data, opened.body)
 
-    def _say(self, error: WireError, subject: str) -> None:
+    def _refuse(self, error: WireError, subject: str) -> None:
+        self._drop(error.reason)
         if error.reason == DropReason.PROTOCOL:
             if error.node in self._foreign:
                 return

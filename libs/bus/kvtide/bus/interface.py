@@ -122,7 +122,9 @@ class Bus(Protocol):
     ) -> Subscription:
         """Have ``handler`` called for each message on ``subject``.
 
-        Handlers of one subscription run in order, one at a time: keep them quick. At
+        Handlers of one subscription run in order, one at a time: keep them quick.
+        While a large body is fetched, its sender's later messages wait behind it and
+        those of others pass; at most half of the room is for such waiting. At
         most ``limit`` messages (and 64 MiB) wait for it; more are dropped, counted, and
         reported to ``on_lost`` in the loop. A handler that raises is logged and
         counted, the requester gets ``Failure(code="internal")``, the next message is
