@@ -59,7 +59,9 @@ async def serve_on(
         folder = settings.model.expanduser()
         served = await ServedModel.open(settings.served_name, folder, node, executor)
         app = make_application(Door(settings, gateway, served, metrics), registry)
-        server = HttpServer(app, settings.listen, settings.http_port)
+        server = HttpServer(
+            app, settings.listen, settings.http_port, settings.connection_limits
+        )
         async with TaskScope() as scope:
             await gateway.start()
             serving = scope.spawn(server.run(), name="http")

@@ -8,6 +8,7 @@ from collections.abc import Generator
 import uvicorn
 from starlette.types import ASGIApp
 
+from kvtide.gateway.connections import ConnectionLimits, limited_protocol
 from kvtide.runtime import ConfigError
 
 KEEP_ALIVE_S = 75
@@ -18,7 +19,9 @@ MAX_HEAD_BYTES = 64 * 1024
 class HttpServer:
     """Listens from ``__init__`` on, serves while ``run`` runs, ends after ``stop``."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+    def __init__(
+        self, app: ASGIApp, host: str, port: int, limits: ConnectionLimits
+    ) -> None:
         """Bind the port.
 
         Raises:
@@ -27,6 +30,7 @@ class HttpServer:
         self._socket = _bind(host, port)
         config = uvicorn.Config(
             app,
+            http=limited_protocol(limits),
             log_config=None,
             access_log=False,
             lifespan="off",

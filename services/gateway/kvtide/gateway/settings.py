@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from kvtide.gateway.connections import ConnectionLimits
 from kvtide.gateway.life import LifeLimits
 from kvtide.runtime.settings import RoleSettings
 
@@ -22,6 +23,17 @@ class GatewaySettings(RoleSettings):
     )
     max_open_requests: int = Field(
         default=1024, ge=1, description="requests at a time; more are refused at once"
+    )
+    max_connections: int = Field(
+        default=0,
+        ge=0,
+        description="HTTP connections at a time; 0: four times max_open_requests",
+    )
+    client_stall_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="a client that reads nothing of its answer for this long, or up to "
+        "twice as long, is cut off",
     )
     max_body_bytes: int = Field(
         default=8 * 1024 * 1024, ge=1024, description="largest request body"
@@ -55,6 +67,12 @@ class GatewaySettings(RoleSettings):
     def served_name(self) -> str:
         """The name that clients use."""
         return self.model_name or self.model.expanduser().resolve().name
+
+    @property
+    def connection_limits(self) -> ConnectionLimits:
+        """The limits of the HTTP port."""
+        connections = self.max_connections or 4 * self.max_open_requests
+        return ConnectionLimits(connections, self.client_stall_s)
 
     @property
     def limits(self) -> LifeLimits:
