@@ -15,6 +15,7 @@ from tests.unit.shell_world import (
 from kvtide.bus import Hop
 from kvtide.bus.messages import (
     AnyMessage,
+    DecodeFailed,
     HandoverPlan,
     HandoverSlot,
     Message,
@@ -23,7 +24,7 @@ from kvtide.bus.messages import (
     PrefillFailed,
     TokenAck,
 )
-from kvtide.kv import RequestId, Role
+from kvtide.kv import NodeRef, RequestId, Role
 from kvtide.runtime import LimitError
 
 ANSWER = [7] * 4
@@ -110,4 +111,29 @@ async def test_a_raising_bus_is_a_silent_prefill(
         assert world.text("a") == ANSWER
         assert (world.failures("askhandover") == 0) == foreseen
         assert (world.failures("telltaken") == 0) == foreseen
+        await nothing_held(world)
+
+
+@pytest.mark.parametrize("reuse", [0, 2])
+@pytest.mark.parametrize("prefill", [None, OTHER])
+async def test_a_run_that_cannot_be_made_fails_its_request_alone(
+    reuse: int, prefill: NodeRef | None
+) -> None:
+    async with world_of(Role.DECODE, Pool(), Model()) as world:
+        await world.ask(decode_work("a", 40))
+        await world.told("a")
+        world.model.broken_runs = 2
+        for name in ("b", "c", "d"):
+            await world.ask(decode_work(name, 40, reuse=reuse, prefill=prefill))
+        for name in ("b", "c"):
+            failed = await world.told(name, failed=True)
+            assert isinstance(failed, DecodeFailed)
+            assert failed.code == "no_memory"
+            assert "Cannot allocate memory" in failed.reason
+        await world.told("d")
+        assert world.text("d") == ANSWER
+        assert len(world.of(DecodeFailed)) == 2
+        assert world.failures("open") == 2
+        for name in ("a", "b", "c", "d"):
+            await acknowledge(world, name)
         await nothing_held(world)

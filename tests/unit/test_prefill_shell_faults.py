@@ -5,13 +5,15 @@ from tests.unit.shell_world import Model, Pool, World, prefill_work, until, worl
 
 from kvtide.bus import Hop
 from kvtide.bus.messages import Ack, HandoverTaken, PrefillDone, PrefillFailed
-from kvtide.kv import Role
+from kvtide.engine.memory import KvRun
+from kvtide.kv import RequestId, Role
 
 
-async def nothing_held(world: World, name: str) -> None:
-    """Decode wants no more of ``name``; then all is given back."""
-    taken = HandoverTaken(request=prefill_work(name, 2).request, attempt=1)
-    assert isinstance(await world.send(Hop.CONTROL, taken), Ack)
+async def nothing_held(world: World, *names: str) -> None:
+    """Decode wants no more of ``names``; then all is given back."""
+    for name in names:
+        taken = HandoverTaken(request=RequestId(name), attempt=1)
+        assert isinstance(await world.send(Hop.CONTROL, taken), Ack)
     await until(lambda: world.pool.released == world.pool.begun, "the leases end")
     await until(lambda: all(run.closed for run in world.model.runs), "the runs end")
 
@@ -64,3 +66,40 @@ async def test_a_raising_release_is_counted_and_holds_nobody_up() -> None:
             await world.told(name)
             await nothing_held(world, name)
         assert world.failures("release") == 2
+
+
+async def test_a_run_that_cannot_be_made_fails_its_prompt_alone() -> None:
+    async with world_of(Role.PREFILL, Pool(), Model(broken_runs=2)) as world:
+        await world.ask(prefill_work("a", 40))
+        await world.ask(prefill_work("b", 40, reuse=2))
+        await world.ask(prefill_work("c", 40))
+        for name in ("a", "b"):
+            failed = await world.told(name, failed=True)
+            assert isinstance(failed, PrefillFailed)
+            assert failed.code == "no_memory"
+            assert "Cannot allocate memory" in failed.reason
+        assert isinstance(await world.told("c"), PrefillDone)
+        assert len(world.of(PrefillFailed)) == 2
+        assert world.failures("open") == 2
+        await nothing_held(world, "a", "b", "c")
+        assert world.pool.begun == 1
+
+
+async def test_a_failed_command_does_not_take_those_after_it_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with world_of(Role.PREFILL, Pool(), Model()) as world:
+        close, broken = KvRun.close, list[KvRun]()
+
+        def close_badly(run: KvRun) -> None:
+            close(run)
+            if not broken:
+                broken.append(run)
+                raise OSError("it broke")
+
+        monkeypatch.setattr(KvRun, "close", close_badly)
+        for name in ("a", "b"):
+            await world.ask(prefill_work(name, 40))
+            assert isinstance(await world.told(name), PrefillDone)
+        await nothing_held(world, "a", "b")
+        assert world.failures("free") == 1

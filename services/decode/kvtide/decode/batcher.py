@@ -86,6 +86,10 @@ class DecodeMachine:
                 | events.BlocksPut()
             ):
                 self._progressed(event)
+            case events.OpenFailed(ref, reason):
+                one = self._held.get(ref)
+                if one is not None and one.phase is not Phase.ENDED:
+                    self._fail(one, "no_memory", reason)
             case _:
                 self._turned(event)
         self._schedule()

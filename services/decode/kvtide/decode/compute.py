@@ -40,6 +40,7 @@ def params_of(spec: SamplingSpec) -> SamplingParams:
         top_k=spec.top_k,
         min_p=spec.min_p,
         seed=spec.seed,
+        choice=spec.choice,
     )
 
 

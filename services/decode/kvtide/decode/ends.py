@@ -8,6 +8,8 @@ def failed_end(command: Command, reason: str) -> Event | None:
     """The event that ends ``command`` without its result; None: nobody waits for it."""
     ended: Event | None = None
     match command:
+        case events.Open(_, ref):
+            ended = events.OpenFailed(ref, reason)
         case events.AskHandover(ref):
             ended = events.HandoverAnswered(ref, None)
         case events.TellTaken(ref):

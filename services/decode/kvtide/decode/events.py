@@ -90,6 +90,14 @@ class HandoverSaid:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenFailed:
+    """An ``Open`` made no run; what is asked of it fails. ``Free`` ends it all the same."""
+
+    ref: RequestRef
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class HandoverAnswered:
     """Ends an ``AskHandover``; None: no answer, or prefill does not know the request."""
 
@@ -199,7 +207,7 @@ Progressed = (
     HandoverAnswered | TakenAnswered | CopiesRead | PartsRead | StepEnded | BlocksPut
 )
 Turned = ModelLoaded | StoreAttached | Drain | GiveUp | Fenced | Tick
-Event = Heard | Progressed | Turned
+Event = Heard | Progressed | OpenFailed | Turned
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +243,7 @@ class TellTaken:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Make a run for ``capacity_tokens``; ``Free`` ends it."""
+    """Make a run for ``capacity_tokens``, or → ``OpenFailed``; ``Free`` ends it."""
 
     work: DecodeWork
     ref: RequestRef

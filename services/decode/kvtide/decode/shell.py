@@ -1,5 +1,6 @@
 """The decode worker's thin shell: messages and results in, commands carried out."""
 
+from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -34,7 +35,7 @@ from kvtide.decode.ends import failed_end
 from kvtide.decode.metrics import DecodeMetrics
 from kvtide.decode.operations import Held, Operations
 from kvtide.decode.settings import DecodeSettings
-from kvtide.engine.errors import EngineError, InvalidSampling
+from kvtide.engine.errors import EngineError, InvalidSampling, RunClosed
 from kvtide.engine.loading import LoadedModel
 from kvtide.engine.sampler import Sampler
 from kvtide.engine.thread import EngineThread
@@ -195,13 +196,28 @@ class DecodeService:
         reply: Message | None = None
         if self._closed:
             return reply
-        for command in self._machine.handle(event, self._node.clock.monotonic()):
-            if isinstance(command, events.Reply):
-                reply = command.message
-            else:
-                self._do(command)
+        waiting = deque([event])
+        while waiting:
+            now_s = self._node.clock.monotonic()
+            for command in self._machine.handle(waiting.popleft(), now_s):
+                if isinstance(command, events.Reply):
+                    reply = command.message
+                else:
+                    waiting.extend(self._carry_out(command))
         self._engine.claim(LANE, wanted=self._machine.stepping)
         return reply
+
+    def _carry_out(self, command: events.Command) -> tuple[events.Event, ...]:
+        """Do it; what the machine is to be told if that failed.
+
+        One that fails must not take those after it along.
+        """
+        try:
+            self._do(command)
+        except Exception as error:  # noqa: BLE001 - as above
+            ended = self._failed(command, error)
+            return () if ended is None else (ended,)
+        return ()
 
     def _do(self, command: events.Command) -> None:
         match command:
@@ -229,21 +245,29 @@ class DecodeService:
                 run = self._model.new_run(capacity)
                 self._held[ref] = Held(work, self._space(work), run)
             case events.ReadCopies(ref):
-                held = self._held[ref]
+                held = self._opened(ref)
                 read = partial(self._operations.read_copies, held, command)
                 self._spawn(read, command)
             case events.ReadParts(ref):
-                held = self._held[ref]
+                held = self._opened(ref)
                 read = partial(self._operations.read_parts, held, command)
                 self._spawn(read, command)
             case events.PutBlocks(ref):
-                held = self._held[ref]
+                held = self._opened(ref)
                 put = partial(self._operations.put_blocks, held, command)
                 self._spawn(put, command)
             case events.Free(ref):
-                self._held.pop(ref).run.close()
+                held = self._held.pop(ref, None)
+                if held is not None:  # else it could not be opened
+                    held.run.close()
             case _:
                 raise AssertionError(command)
+
+    def _opened(self, ref: RequestRef) -> Held:
+        held = self._held.get(ref)
+        if held is None:
+            raise RunClosed("its run could not be made")
+        return held
 
     def _spawn(self, operation: _Operation, command: events.Command) -> None:
         name = f"decode {_name(command)}"
@@ -294,7 +318,11 @@ class DecodeService:
     async def _run_step(self, step: events.Step) -> events.Event:
         model, clock = self._model, self._node.clock
         assert model is not None  # noqa: S101 - the machine waits for it
-        rows = [RowWork(row, self._held[row.ref].run) for row in step.rows]
+        rows = [
+            RowWork(row, self._held[row.ref].run)
+            for row in step.rows
+            if row.ref in self._held  # else it could not be opened, and has failed
+        ]
         seconds = 0.0
 
         def call() -> tuple[events.Sampled, ...]:

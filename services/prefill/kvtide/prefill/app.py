@@ -29,7 +29,9 @@ async def serve(
         ConfigError: a setting can't be used, or the model can't be served.
     """
     roles = (Role.PREFILL,)
-    async with open_node(settings, roles, clock=clock, registry=registry) as node:
+    async with open_node(
+        settings, roles, clock=clock, registry=registry, stop=stop
+    ) as node:
 
         def readiness() -> Readiness:
             return Readiness(node.state is NodeState.READY, node.state)

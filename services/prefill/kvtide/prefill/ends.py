@@ -6,14 +6,18 @@ from kvtide.prefill.events import Command, Event, StepOutcome
 
 def failed_end(command: Command, reason: str) -> Event | None:
     """The event that ends ``command`` without its result; None: nobody waits for it."""
+    ended: Event | None = None
     match command:
+        case events.Open(_, ref):
+            ended = events.OpenFailed(ref, reason)
         case events.Load(ref):
-            return events.Loaded(ref, 0, 0, 0.0)
+            ended = events.Loaded(ref, 0, 0, 0.0)
         case events.Begin(ref):
-            return events.SlotsGranted(ref, ())
+            ended = events.SlotsGranted(ref, ())
         case events.Step(number):
-            return events.StepEnded(number, StepOutcome.FAILED, 0.0, reason)
+            ended = events.StepEnded(number, StepOutcome.FAILED, 0.0, reason)
         case events.Commit(ref):
-            return events.Committed(ref)
+            ended = events.Committed(ref)
         case _:
-            return None
+            pass
+    return ended

@@ -83,6 +83,14 @@ class TakenArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenFailed:
+    """An ``Open`` made no run; what is asked of it fails. ``Free`` ends it all the same."""
+
+    ref: RequestRef
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """Ends a ``Load``: the first ``blocks`` of the copies are in the run."""
 
@@ -158,9 +166,9 @@ class Tick:
 Heard = (
     WorkArrived | CancelArrived | OwnedArrived | PullArrived | TakenArrived | MemberGone
 )
-Progressed = Loaded | SlotsGranted | PartsWritten | StepEnded | Committed
+Progressed = OpenFailed | Loaded | SlotsGranted | PartsWritten | StepEnded | Committed
 Turned = ModelLoaded | StoreAttached | EngineShared | Drain | GiveUp | Fenced | Tick
-Event = Heard | Progressed | Turned
+Event = Heard | Progressed | OpenFailed | Turned
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +196,7 @@ class ToGateway:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Make a run for ``capacity_tokens``; ``Free`` ends it."""
+    """Make a run for ``capacity_tokens``, or → ``OpenFailed``; ``Free`` ends it."""
 
     work: PrefillWork
     ref: RequestRef

@@ -77,6 +77,8 @@ class PrefillMachine:
                 | events.Committed()
             ):
                 self._progressed(event)
+            case events.OpenFailed(ref, reason):
+                self._open_failed(ref, reason)
             case _:
                 self._turned(event)
         self._schedule()
@@ -213,6 +215,11 @@ class PrefillMachine:
                     self._done(job)
             case _:
                 pass  # the end of an operation that this job does not have
+
+    def _open_failed(self, ref: RequestRef, reason: str) -> None:
+        job = self._jobs.get(ref)
+        if job is not None and job.phase is not Phase.SETTLED and not job.dying:
+            self._fail(job, "no_memory", reason)
 
     def _died(self, job: Job) -> bool:
         """An operation has ended: was it what a dying job waited for?"""

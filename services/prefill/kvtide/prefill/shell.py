@@ -1,6 +1,7 @@
 """The prefill worker's thin shell: messages and results in, commands carried out."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ from kvtide.bus.messages import (
     PrefillWork,
 )
 from kvtide.bus.outbox import Outbox
-from kvtide.engine.errors import EngineError, StepCancelled
+from kvtide.engine.errors import EngineError, RunClosed, StepCancelled
 from kvtide.engine.loading import LoadedModel
 from kvtide.engine.memory import KvRun
 from kvtide.engine.thread import EngineThread
@@ -194,14 +195,27 @@ class PrefillService:
             self._shared = shared
             self._tell(events.EngineShared(shared=shared))
         reply: Message | None = None
-        if self._closed:
-            return reply
-        for command in self._machine.handle(event, self._node.clock.monotonic()):
-            if isinstance(command, events.Reply):
-                reply = command.message
-            else:
-                self._do(command)
+        waiting = deque([] if self._closed else [event])
+        while waiting:
+            now_s = self._node.clock.monotonic()
+            for command in self._machine.handle(waiting.popleft(), now_s):
+                if isinstance(command, events.Reply):
+                    reply = command.message
+                else:
+                    waiting.extend(self._carry_out(command))
         return reply
+
+    def _carry_out(self, command: events.Command) -> tuple[events.Event, ...]:
+        """Do it; what the machine is to be told if that failed.
+
+        One that fails must not take those after it along.
+        """
+        try:
+            self._do(command)
+        except Exception as error:  # noqa: BLE001 - as above
+            ended = self._failed(command, error)
+            return () if ended is None else (ended,)
+        return ()
 
     def _do(self, command: events.Command) -> None:
         subjects = self._node.subjects
@@ -239,7 +253,8 @@ class PrefillService:
                     held.put = None
                 self._forget_if_empty(ref)
             case events.Free(ref):
-                self._held[ref].run.close()
+                if ref in self._held:  # else it could not be opened
+                    self._held[ref].run.close()
                 self._forget_if_empty(ref)
             case _:
                 raise AssertionError(command)
@@ -276,6 +291,12 @@ class PrefillService:
         keys = KeySpace(self._node.secret, space)
         self._held[ref] = _Held(work, keys, self._model.new_run(capacity))
 
+    def _opened(self, ref: RequestRef) -> _Held:
+        held = self._held.get(ref)
+        if held is None:
+            raise RunClosed("its run could not be made")
+        return held
+
     def _forget_if_empty(self, ref: RequestRef) -> None:
         held = self._held.get(ref)
         if held is not None and held.run.closed and held.put is None:
@@ -306,7 +327,7 @@ class PrefillService:
     # ---- operations
 
     async def _load(self, load: events.Load) -> events.Event:
-        held, clock = self._held[load.ref], self._node.clock
+        held, clock = self._opened(load.ref), self._node.clock
         begin_s = clock.monotonic()
         outcomes = await self._pool.read_blocks(
             load.copies,
@@ -338,7 +359,7 @@ class PrefillService:
         return part
 
     async def _begin(self, begin: events.Begin) -> events.Event:
-        held, ref = self._held[begin.ref], begin.ref
+        held, ref = self._opened(begin.ref), begin.ref
         lease = Lease(ref.request, ref.attempt, self._node.ref)
         try:
             put = await self._pool.begin(
@@ -354,7 +375,7 @@ class PrefillService:
         return events.SlotsGranted(ref, put.slots)
 
     async def _commit(self, ref: RequestRef) -> events.Event:
-        put = self._held[ref].put
+        put = self._opened(ref).put
         try:
             if put is not None:
                 await put.commit()
@@ -366,7 +387,7 @@ class PrefillService:
         model = self._model
         assert model is not None  # noqa: S101 - the machine waits for it
         chunks = [self._chunk(spec) for spec in step.chunks]
-        layout = self._held[step.chunks[0].ref].space.layout
+        layout = self._opened(step.chunks[0].ref).space.layout
         compute = StepCompute(chunks, layout, self._announcer(), self._node.count_step)
         self._step = compute
         clock = self._node.clock
@@ -390,7 +411,7 @@ class PrefillService:
         return events.StepEnded(step.step, outcome, seconds * 1000, reason)
 
     def _chunk(self, spec: events.ChunkSpec) -> ChunkWork:
-        held = self._held[spec.ref]
+        held = self._opened(spec.ref)
         return ChunkWork(spec, held.work.tokens, held.run, held.put)
 
     def _announcer(self) -> Announce:
