@@ -189,6 +189,18 @@ async def test_lost_tokens_and_a_lost_finish_are_pulled(
     assert response.json()["choices"][0]["message"]["content"] == running.script.answer
 
 
+async def test_answers_share_the_seed_and_differ_in_their_number(
+    running: Running, http: httpx.AsyncClient
+) -> None:
+    body = {"model": MODEL, "prompt": ["x", "y"], "n": 2, "seed": 2**63 - 1}
+    assert (await http.post("/v1/completions", json=body)).is_success
+    assert (await http.post("/v1/completions", json={**body, "seed": 1})).is_success
+    sampling = [work.sampling for work in running.cluster.decodes]
+    drawn = [(each.seed, each.choice) for each in sampling]
+    assert sorted(drawn[:4]) == [(2**63 - 1, choice) for choice in range(4)]
+    assert sorted(drawn[4:]) == [(1, choice) for choice in range(4)]
+
+
 async def test_insight_is_shown_when_asked_for(
     running: Running, http: httpx.AsyncClient
 ) -> None:

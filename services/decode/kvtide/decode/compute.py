@@ -4,12 +4,13 @@ Runs on the engine thread.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from kvtide.bus.messages import SamplingSpec
-from kvtide.decode.events import Row, Sampled
+from kvtide.decode.events import Row, RowFailed, Sampled
+from kvtide.engine.errors import NonFiniteLogits
 from kvtide.engine.memory import KvRun
 from kvtide.engine.runner import Chunk, Runner
 from kvtide.engine.sampler import Sampler
@@ -44,13 +45,38 @@ def params_of(spec: SamplingSpec) -> SamplingParams:
     )
 
 
+@dataclass(slots=True)
+class _Draws:
+    """The rows that draw, side by side."""
+
+    refs: list[RequestRef] = field(default_factory=list[RequestRef])
+    logits: list[Tensor] = field(default_factory=list[Tensor])
+    params: list[SamplingParams] = field(default_factory=list[SamplingParams])
+    positions: list[int] = field(default_factory=list[int])
+
+    def add(self, row: Row, spec: SamplingSpec, logits: Tensor) -> None:
+        """One more row."""
+        self.refs.append(row.ref)
+        self.logits.append(_without(logits, row.banned))
+        self.params.append(params_of(spec))
+        self.positions.append(row.start + len(row.tokens))
+
+    def drop(self, index: int) -> RequestRef:
+        """One row less: whose it was."""
+        for column in (self.logits, self.params, self.positions):
+            del column[index]
+        return self.refs.pop(index)
+
+
 def compute_step(
     runner: Runner, sampler: Sampler, rows: Sequence[RowWork]
-) -> tuple[Sampled, ...]:
-    """Compute a step; the tokens of the rows that draw.
+) -> tuple[tuple[Sampled, ...], tuple[RowFailed, ...]]:
+    """Compute a step; the tokens of the rows that draw, and the rows that can't.
+
+    A row whose logits are no numbers fails alone: rows do not see each other.
 
     Raises:
-        EngineError: the engine refused, or gave logits that are no numbers.
+        EngineError: the engine refused the step.
     """
     chunks: list[Chunk] = []
     for work in rows:
@@ -58,20 +84,26 @@ def compute_step(
         work.run.length = row.start
         chunks.append(Chunk(work.run, row.tokens, row.start, row.sampling is not None))
     results = runner.step(chunks)
-    refs: list[RequestRef] = []
-    logits: list[Tensor] = []
-    params: list[SamplingParams] = []
-    positions: list[int] = []
+    draws = _Draws()
     for work, result in zip(rows, results, strict=True):
         spec = work.row.sampling
-        if spec is None or result is None:
-            continue
-        refs.append(work.row.ref)
-        logits.append(_without(result, work.row.banned))
-        params.append(params_of(spec))
-        positions.append(work.row.start + len(work.row.tokens))
-    tokens = sampler.sample(logits, params, positions)
-    return tuple(Sampled(ref, token) for ref, token in zip(refs, tokens, strict=True))
+        if spec is not None and result is not None:
+            draws.add(work.row, spec, result)
+    return _drawn(sampler, draws)
+
+
+def _drawn(
+    sampler: Sampler, draws: _Draws
+) -> tuple[tuple[Sampled, ...], tuple[RowFailed, ...]]:
+    failed: list[RowFailed] = []
+    while True:
+        try:
+            tokens = sampler.sample(draws.logits, draws.params, draws.positions)
+        except NonFiniteLogits as error:
+            failed.append(RowFailed(draws.drop(error.row), str(error)))
+        else:
+            pairs = zip(draws.refs, tokens, strict=True)
+            return tuple(Sampled(ref, token) for ref, token in pairs), tuple(failed)
 
 
 def _without(logits: Tensor, banned: tuple[int, ...]) -> Tensor:

@@ -123,7 +123,7 @@ async def questions_of(
                 model=facts.name,
                 prompt=prompt.ids,
                 keys=prompt.keys,
-                sampling=_sampling(body, seed + index),
+                sampling=_sampling(body, seed, index),
                 max_new_tokens=limit,
                 min_new_tokens=ends.min_tokens,
                 stop_token_ids=_stop_ids(ends, facts),
@@ -134,7 +134,7 @@ async def questions_of(
     return Questions(tuple(items), space, ends.stops, count)
 
 
-def _sampling(body: GenerationBody, seed: int) -> SamplingSpec:
+def _sampling(body: GenerationBody, seed: int, choice: int) -> SamplingSpec:
     def given(value: float | None, default: float) -> float:
         return default if value is None else float(value)
 
@@ -144,6 +144,7 @@ def _sampling(body: GenerationBody, seed: int) -> SamplingSpec:
         top_k=max(0, body.top_k or 0),
         min_p=given(body.min_p, 0.0),
         seed=seed & _U64,
+        choice=choice,
     )
 
 
