@@ -14,6 +14,7 @@ from kvtide.bus.errors import (
     BusTimeout,
     Disconnected,
     EpochError,
+    Interrupted,
     NoResponder,
     WireError,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "Hop",
     "Identity",
     "Incoming",
+    "Interrupted",
     "Joined",
     "Later",
     "LinkedBus",

@@ -5,6 +5,7 @@ BusError
 ├── BusTimeout      no reply within the time that the caller gave
 ├── NoResponder     nobody listens on that subject
 ├── BusClosed       this bus was closed
+├── Interrupted     asked to stop before the server was ever reached
 ├── WireError       bytes that are no message; ``reason`` is what is counted
 └── EpochError      the file that keeps a node's epoch can't be used
 """
@@ -28,6 +29,10 @@ class BusTimeout(BusError):  # noqa: N818 - what happened, in two words
         super().__init__(message)
         self.subject = subject
         self.timeout_s = timeout_s
+
+
+class Interrupted(BusError):  # noqa: N818 - what happened, in one word
+    """The process was asked to stop while it still waited for the server."""
 
 
 class NoResponder(BusError):  # noqa: N818 - what happened, in two words

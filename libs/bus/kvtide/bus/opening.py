@@ -1,12 +1,14 @@
 """Builds a real node out of a role's settings."""
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 
 import structlog
 from prometheus_client import CollectorRegistry
 
 from kvtide.bus.beater import NodeTimes
+from kvtide.bus.errors import Interrupted
 from kvtide.bus.identity import Identity
 from kvtide.bus.limits import BusLimits
 from kvtide.bus.metrics import BusMetrics
@@ -14,7 +16,7 @@ from kvtide.bus.nats_bus import NatsBus
 from kvtide.bus.node import Node
 from kvtide.bus.secret import load_secret
 from kvtide.kv import NodeId, Role
-from kvtide.runtime import Clock, ConfigError
+from kvtide.runtime import Clock, ConfigError, TaskScope
 from kvtide.runtime.settings import RoleSettings
 from kvtide.transfer import Endpoint
 
@@ -28,14 +30,17 @@ async def open_node(
     *,
     clock: Clock,
     registry: CollectorRegistry,
+    stop: asyncio.Event | None = None,
     limits: BusLimits | None = None,
     times: NodeTimes | None = None,
 ) -> AsyncGenerator[Node]:
     """A node that others see: secret, identity, transfer endpoint, NATS, beats.
 
-    Waits for the NATS server for as long as it takes. ``settings.node`` must be set.
+    Waits for the NATS server for as long as it takes, or until ``stop`` is set.
+    ``settings.node`` must be set.
 
     Raises:
+        Interrupted: ``stop`` was set before the server was reached.
         ConfigError: the secret, the node's name or the transfer port can't be used.
         EpochError: the state folder can't be written.
     """
@@ -64,7 +69,7 @@ async def open_node(
             key="transfer_port",
         ) from error
     try:
-        bus = await NatsBus.open(
+        opening = NatsBus.open(
             settings.nats,
             identity,
             cluster=settings.cluster,
@@ -73,6 +78,7 @@ async def open_node(
             limits=limits,
             metrics=BusMetrics(registry),
         )
+        bus = await _unless(stop or asyncio.Event(), opening)
         async with (
             bus,
             Node(
@@ -90,3 +96,21 @@ async def open_node(
             yield opened
     finally:
         await endpoint.close()
+
+
+async def _unless(
+    stop: asyncio.Event, opening: Coroutine[None, None, NatsBus]
+) -> NatsBus:
+    """The open bus, if it opens before ``stop`` is set.
+
+    Raises:
+        Interrupted: it did not.
+    """
+    # what it raises is raised here, below
+    async with TaskScope(on_error=lambda _: None) as scope:
+        bus = scope.spawn(opening, name="opening")
+        stopped = scope.spawn(stop.wait(), name="stopped")
+        await asyncio.wait((bus, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not bus.done():
+            raise Interrupted("asked to stop while waiting for NATS")
+        return await bus

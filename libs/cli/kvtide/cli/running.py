@@ -11,6 +11,7 @@ import structlog
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from kvtide.bus.errors import Interrupted
 from kvtide.cli.exits import BAD_SETTINGS, CLEAN, FAILED, TEMPORARY
 from kvtide.cli.resolve import resolve
 from kvtide.cli.roles import ROLES
@@ -39,6 +40,8 @@ def run_process(role: str, settings: RoleSettings, serve: Serve) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(_until_signal(serve, registry))
+        except Interrupted:
+            pass  # stopped before it had begun is a clean stop too
         except (ConfigError, KvtideError, OSError, BaseExceptionGroup) as error:
             return _code_of(error)
     log.info("stopped", role=role)

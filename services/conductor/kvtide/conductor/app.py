@@ -58,7 +58,7 @@ async def serve(
         try:
             roles = (Role.CONDUCTOR,)
             async with open_node(
-                settings, roles, clock=clock, registry=registry
+                settings, roles, clock=clock, registry=registry, stop=stop
             ) as node:
                 dispatcher = Dispatcher(node.ref, policy=settings.placement())
                 service = ConductorService(node, dispatcher, writer, registry)

@@ -37,7 +37,7 @@ async def serve(
         ModelTextError: the model's folder has no usable tokenizer.
     """
     async with open_node(
-        settings, (Role.GATEWAY,), clock=clock, registry=registry
+        settings, (Role.GATEWAY,), clock=clock, registry=registry, stop=stop
     ) as node:
         await serve_on(node, settings, stop=stop, registry=registry)
 

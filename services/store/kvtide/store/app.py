@@ -34,7 +34,7 @@ async def serve(
     roles = (Role.STORE,)
     async with (
         Catalog.open(url) as catalog,
-        open_node(settings, roles, clock=clock, registry=registry) as node,
+        open_node(settings, roles, clock=clock, registry=registry, stop=stop) as node,
     ):
 
         def readiness() -> Readiness:

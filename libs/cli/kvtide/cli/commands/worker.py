@@ -115,7 +115,9 @@ async def _serve(
 
     async with AsyncExitStack() as stack:
         node = await stack.enter_async_context(
-            open_node(prefill, WORKER_ROLES, clock=SystemClock(), registry=registry)
+            open_node(
+                prefill, WORKER_ROLES, clock=SystemClock(), registry=registry, stop=stop
+            )
         )
         health = HealthServer(
             registry=registry,
