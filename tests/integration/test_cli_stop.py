@@ -13,7 +13,7 @@ from tests.integration.cluster import wait_for
 def test_a_role_that_waits_for_nats_stops_cleanly(role: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("wb") as output:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603 - our own arguments
             [
                 *(sys.executable, "-m", "kvtide.cli", role),
                 *("--nats", "nats://127.0.0.1:1", "--state-dir", str(tmp_path)),
