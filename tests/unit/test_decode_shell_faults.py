@@ -1,16 +1,22 @@
 """Whatever an operation of a decode worker raises: the answer ends, nothing is held."""
 
+import asyncio
+from typing import cast
+
 import pytest
 from tests.unit.shell_world import (
+    FACTS,
     OTHER,
     Model,
     Pool,
+    Runner,
     World,
     decode_work,
     slot,
     until,
     world_of,
 )
+from torch import Tensor
 
 from kvtide.bus import Hop
 from kvtide.bus.messages import (
@@ -22,9 +28,15 @@ from kvtide.bus.messages import (
     PartsReady,
     PartSums,
     PrefillFailed,
+    SamplingSpec,
     TokenAck,
 )
-from kvtide.kv import NodeRef, RequestId, Role
+from kvtide.decode.compute import RowWork, compute_step
+from kvtide.decode.events import Row
+from kvtide.engine.memory import KvRun
+from kvtide.engine.runner import Chunk, Runner as EngineRunner
+from kvtide.engine.sampler import Sampler
+from kvtide.kv import NodeRef, RequestId, RequestRef, Role
 from kvtide.runtime import LimitError
 
 ANSWER = [7] * 4
@@ -137,3 +149,53 @@ async def test_a_run_that_cannot_be_made_fails_its_request_alone(
         for name in ("a", "b", "c", "d"):
             await acknowledge(world, name)
         await nothing_held(world)
+
+
+class BrokenRow(Runner):
+    """Gives no numbers for the row that ends with token ``spoilt``."""
+
+    spoilt = 29
+
+    def logits(self, chunk: Chunk) -> Tensor:
+        logits = super().logits(chunk)
+        if chunk.tokens[-1] == self.spoilt:
+            logits[3] = float("nan")
+        return logits
+
+
+async def test_a_row_without_numbers_fails_alone() -> None:
+    model = Model(runner=BrokenRow())
+    async with world_of(Role.DECODE, Pool(), model) as world:
+        async with asyncio.TaskGroup() as group:
+            for name, tokens in (("a", 20), ("b", 30), ("c", 21), ("d", 30)):
+                group.create_task(world.ask(decode_work(name, tokens)))
+        for name in ("b", "d"):
+            failed = await world.told(name, failed=True)
+            assert isinstance(failed, DecodeFailed)
+            assert (failed.code, "NaN" in failed.reason) == ("engine", True)
+        for name in ("a", "c"):
+            await world.told(name)
+            assert world.text(name) == ANSWER
+        assert len(world.of(DecodeFailed)) == 2
+        await nothing_held(world)
+
+
+def test_rows_of_one_step_fail_alone_and_the_others_keep_their_tokens() -> None:
+    rows = [
+        RowWork(
+            Row(
+                RequestRef(RequestId(name), 1),
+                0,
+                (1, last),
+                SamplingSpec(temperature=0),
+            ),
+            KvRun(FACTS, 16),
+        )
+        for name, last in (("a", 3), ("b", 29), ("c", 29), ("d", 4))
+    ]
+    runner = cast("EngineRunner", BrokenRow())
+    sampled, failed = compute_step(runner, Sampler(), rows)
+    assert [(one.ref.request, one.token) for one in sampled] == [("a", 7), ("d", 7)]
+    assert [one.ref.request for one in failed] == ["b", "c"]
+    for work in rows:
+        work.run.close()

@@ -291,6 +291,7 @@ class DecodeMachine:
         if done and all(len(row.tokens) == 1 for row in step.rows):
             self._step_ms += (event.ms - self._step_ms) / 8
         sampled = {one.ref: one.token for one in event.sampled}
+        failed = {one.ref: one.reason for one in event.failed}
         for row in step.rows:
             one = self._held.get(row.ref)
             if one is None:
@@ -298,6 +299,8 @@ class DecodeMachine:
             one.in_step = False
             if one.dying:
                 self._held.let_go(one)
+            elif row.ref in failed:
+                self._fail(one, "engine", failed[row.ref])
             elif done:
                 self._computed(one, row, sampled.get(row.ref))
             else:

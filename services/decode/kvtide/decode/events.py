@@ -155,6 +155,14 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
+class RowFailed:
+    """A row whose output can't be used, in a step that is done for the others."""
+
+    ref: RequestRef
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepEnded:
     """Ends a ``Step``; nobody touches its runs any more."""
 
@@ -163,6 +171,7 @@ class StepEnded:
     ms: float
     sampled: tuple[Sampled, ...] = ()
     reason: str = ""
+    failed: tuple[RowFailed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

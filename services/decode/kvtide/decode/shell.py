@@ -325,23 +325,23 @@ class DecodeService:
         ]
         seconds = 0.0
 
-        def call() -> tuple[events.Sampled, ...]:
+        def call() -> tuple[tuple[events.Sampled, ...], tuple[events.RowFailed, ...]]:
             nonlocal seconds
             started_s = clock.monotonic()
-            sampled = compute_step(model.runner, self._sampler, rows)
+            drawn = compute_step(model.runner, self._sampler, rows)
             seconds = clock.monotonic() - started_s
-            return sampled
+            return drawn
 
         done = events.StepOutcome.DONE
         try:
-            sampled = await self._engine.run(LANE, call)
+            sampled, broken = await self._engine.run(LANE, call)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may hang
             log.warning("step failed", reason=str(error), error=type(error).__name__)
             failed = events.StepOutcome.FAILED
             return events.StepEnded(step.step, failed, 0.0, reason=str(error))
         self._node.count_step()
         self._metrics.stepped(seconds)
-        return events.StepEnded(step.step, done, seconds * 1000, sampled)
+        return events.StepEnded(step.step, done, seconds * 1000, sampled, failed=broken)
 
     def _task_failed(self, error: BaseException) -> None:
         log.error("decode task failed", exc_info=error)
