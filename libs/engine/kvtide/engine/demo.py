@@ -21,6 +21,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO
 
+from blake3 import blake3
+
 from kvtide.engine.errors import (
     DemoChecksumMismatch,
     DemoDownloadFailed,
@@ -87,7 +89,8 @@ def ensure_demo_model(
 ) -> Path:
     """Return the folder of the demo model, made first if it is not there; blocking.
 
-    The folder appears complete or not at all. Of several processes at once one makes
+    The folder appears complete or not at all; one whose files have changed since is
+    made again. Of several processes at once one makes
     it and the others wait.
 
     Raises:
@@ -114,10 +117,23 @@ def ensure_demo_model(
 
 
 def _is_current(target: Path, source: DemoSource) -> bool:
+    """Whether the folder is there, of this source, and byte for byte as it was made."""
     try:
-        return (target / _STAMP).read_text() == source.stamp
+        stamp = (target / _STAMP).read_text()
+        return stamp.startswith(source.stamp) and stamp == _stamp_of(target, source)
     except OSError:
         return False
+
+
+def _stamp_of(folder: Path, source: DemoSource) -> str:
+    """The source, and a digest of each file: weights that rot on disk are noticed."""
+    lines = [source.stamp]
+    for path in sorted(folder.iterdir()):
+        if path.name != _STAMP and path.is_file():
+            content = blake3(max_threads=blake3.AUTO)
+            content.update_mmap(path)
+            lines.append(f"{path.name} blake3={content.hexdigest()}\n")
+    return "".join(lines)
 
 
 def _make(target: Path, source: DemoSource, fetch: Fetch, report: Progress) -> None:
@@ -133,7 +149,7 @@ def _make(target: Path, source: DemoSource, fetch: Fetch, report: Progress) -> N
         made = work / "model"
         made.mkdir()
         _convert(gguf, made, report)
-        (made / _STAMP).write_text(source.stamp)
+        (made / _STAMP).write_text(_stamp_of(made, source))
         _flush(made)
         if target.exists():  # of an older conversion; the lock keeps others away
             target.rename(work / "old")
