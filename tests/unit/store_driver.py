@@ -34,6 +34,7 @@ from kvtide.store.events import (
     WriteRows,
 )
 from kvtide.store.machine import StoreMachine, StoreRules
+from kvtide.store.slabs import Back, always_backed
 
 STORE = NodeRef(NodeId("store"), 7)
 CONDUCTOR = NodeRef(NodeId("conductor"), 1)
@@ -52,9 +53,9 @@ def lease_of(request: str = "r", owner: NodeRef = WRITER) -> Lease:
 class StoreDriver:
     """A machine, its time, and what a follower and the catalog have heard."""
 
-    def __init__(self, rules: StoreRules) -> None:
+    def __init__(self, rules: StoreRules, back: Back = always_backed) -> None:
         super().__init__()
-        self.machine = StoreMachine(STORE, rules)
+        self.machine = StoreMachine(STORE, rules, back=back)
         self.now_s = 100.0
         self.verifies: list[Verify] = []
         self.gossip_seq = 0

@@ -1,15 +1,20 @@
 """How large an arena is, who may have it, and what a store shows of itself."""
 
+import os
+import subprocess
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from kvtide.bus.messages import StoreLoad
-from kvtide.runtime import ConfigError
-from kvtide.store.arena import DEFAULT_LIMIT_BYTES, arena_bytes, free_bytes
+from kvtide.runtime import ConfigError, SystemClock
+from kvtide.store.arena import DEFAULT_LIMIT_BYTES, Arena, arena_bytes, free_bytes
 from kvtide.store.metrics import StoreMetrics
+from kvtide.store.slots import SlotTable
 from kvtide.store.tally import Tally
+from kvtide.transfer import Endpoint
 
 
 def test_the_size_is_what_was_set_in_whole_pages(tmp_path: Path) -> None:
@@ -66,3 +71,55 @@ def test_metrics_show_the_account_and_the_tally() -> None:
     assert registry.get_sample_value("kvtide_store_evicted_total") == 4
     for name in Tally.names():
         assert registry.get_sample_value(f"kvtide_store_{name}_total") is not None
+
+
+@pytest.fixture
+def small_tmpfs(tmp_path: Path) -> Generator[Path]:
+    """Shared memory of 4 MiB."""
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    mount = ["/bin/mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or _status(*mount) != 0:
+        pytest.skip("only root may mount, and not everywhere")
+    yield folder
+    assert _status("/bin/umount", "-l", str(folder)) == 0
+
+
+def _status(*command: str) -> int:
+    if not Path(command[0]).exists():
+        return 127
+    done = subprocess.run(command, check=False, capture_output=True)  # noqa: S603 - ours
+    return done.returncode
+
+
+async def test_where_others_filled_the_shared_memory_there_is_no_room(
+    small_tmpfs: Path,
+) -> None:
+    """Without this a writer is killed when it touches what it was given."""
+    async with Endpoint(
+        node="store",
+        epoch=1,
+        secret=b"s" * 32,
+        clock=SystemClock(),
+        shm_dir=small_tmpfs,
+    ) as endpoint:
+        arena = Arena(endpoint, 3 << 20)
+        table = SlotTable(3 << 20, slab_bytes=1 << 20, back=arena.back)
+        (small_tmpfs / "of others").write_bytes(bytes(2 << 20))
+
+        def fill() -> int:
+            taken = 0
+            while (slot := table.take(256 << 10, space=0, tokens=1)) is not None:
+                offset = table.offset(slot)
+                arena.view[offset : offset + (256 << 10)] = b"x" * (256 << 10)
+                taken += 1
+            return taken
+
+        assert 4 <= fill() <= 8
+        assert table.counts().total < 12
+        (small_tmpfs / "of others").unlink()
+        assert fill() == 0
+        table.back_again()
+        assert fill() > 0
+        assert table.counts().total == 12
+        await arena.close()

@@ -122,3 +122,20 @@ def test_blocks_of_many_spaces_leave_none_behind(store: StoreDriver) -> None:
         store.release(lease)
     table = store.machine.inventory.table
     assert len(store.machine.inventory.spaces) == table.counts().used
+
+
+def test_where_memory_is_refused_blocks_share_what_there_is() -> None:
+    left = [True]
+    rules = StoreRules(arena_bytes=1 << 15, slab_bytes=4096)
+    store = StoreDriver(rules, lambda _offset, _length: left[0])
+    store.store(A, B)
+    left[0] = False
+    store.store(*KEYS[2:12])
+    assert len(store.truth) == 4
+    # another size finds its room in what the first one had
+    store.store(KEYS[20], size=3000)
+    assert KEYS[20] in store.truth
+    left[0] = True
+    store.wait(rules.silence_s)
+    store.store(*KEYS[2:12])
+    assert store.truth.keys() >= {*KEYS[2:12], KEYS[20]}

@@ -68,7 +68,9 @@ class Writer:
 
 class StoreModel(StoreDriver, RuleBasedStateMachine):
     def __init__(self) -> None:
-        super().__init__(RULES)
+        super().__init__(RULES, self.back)
+        self.memory_left = True
+        self.backed_bytes = 0
         self.epochs = {"a": 1, "b": 1}
         self.heard: dict[NodeRef, float] = {}
         self.leases: dict[Lease, Writer] = {}
@@ -82,6 +84,16 @@ class StoreModel(StoreDriver, RuleBasedStateMachine):
 
     def lease(self, node: str, number: int) -> Lease:
         return lease_of(f"r{number}", NodeRef(NodeId(node), self.epochs[node]))
+
+    def back(self, offset: int, length: int) -> bool:
+        assert offset == self.backed_bytes
+        if self.memory_left:
+            self.backed_bytes += length
+        return self.memory_left
+
+    @rule(left=st.booleans())
+    def others_use_memory(self, left: bool) -> None:
+        self.memory_left = left
 
     # ---- puts
 
@@ -349,7 +361,7 @@ class StoreModel(StoreDriver, RuleBasedStateMachine):
         assert all(
             start >= end for (start, _), end in zip(spans, ends[:-1], strict=True)
         )
-        assert ends[-1] <= RULES.arena_bytes
+        assert ends[-1] <= self.backed_bytes <= RULES.arena_bytes
 
     @invariant()
     def leases_keep_their_slots(self) -> None:

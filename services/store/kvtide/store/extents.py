@@ -22,6 +22,19 @@ class Extents:
         """The longest free range."""
         return max(self._lengths, default=0)
 
+    @property
+    def tail(self) -> int:
+        """How much is free at the very end."""
+        if not self._starts or self._starts[-1] + self._lengths[-1] < self.length:
+            return 0
+        return self._lengths[-1]
+
+    def grow(self, length: int) -> None:
+        """Make the line longer; what is new is free."""
+        start = self.length
+        self.length += length
+        self.give(start, length)
+
     def take(self, length: int) -> int | None:
         """The start of a range of ``length`` that is no longer free; None: no room."""
         for i, have in enumerate(self._lengths):

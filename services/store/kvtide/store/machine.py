@@ -42,6 +42,7 @@ from kvtide.store.events import (
 from kvtide.store.inventory import Inventory
 from kvtide.store.leases import Held, LeaseBook
 from kvtide.store.puts import Puts
+from kvtide.store.slabs import Back, always_backed
 from kvtide.store.slots import SlotState, SlotTable
 from kvtide.store.tally import Tally
 
@@ -70,14 +71,20 @@ class StoreMachine:
         *,
         first_generation: int = 1,
         tally: Tally | None = None,
+        back: Back = always_backed,
     ) -> None:
-        """An empty store; a later life goes on with ``next_generation`` and tally."""
+        """An empty store; a later life goes on with ``next_generation`` and tally.
+
+        ``back`` says whether there is memory behind a part of the arena before any of
+        it is given out: where it says no there is no room, for a while.
+        """
         self.rules = rules
         self.tally = tally or Tally()
         table = SlotTable(
             rules.arena_bytes,
             slab_bytes=rules.slab_bytes,
             first_generation=first_generation,
+            back=back,
         )
         self.inventory = Inventory(store, table, self.tally)
         self.leases = LeaseBook()
@@ -259,6 +266,7 @@ class StoreMachine:
             self.inventory.free(use[0])
         if now_s >= self._silence_check_s:
             self._silence_check_s = now_s + self.rules.silence_s / 4
+            table.back_again()
             self._expire_silent(now_s)
         since_s = self.inventory.log.since_s
         if since_s is not None and now_s >= since_s + self.rules.gossip_delay_s:

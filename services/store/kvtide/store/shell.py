@@ -100,7 +100,9 @@ class StoreService:
             settings.verify_threads,
             self._metrics.verify_s,
         )
-        self._begin_life(node.ref, StoreMachine(node.ref, _rules(settings, length)))
+        rules = _rules(settings, length)
+        machine = StoreMachine(node.ref, rules, back=self._arena.back)
+        self._begin_life(node.ref, machine)
         node.endpoint.on_peer_gone(self._peer_gone)
         node.on_member(self._member)
         node.on_fenced(self._fenced)
@@ -268,8 +270,8 @@ class StoreService:
 
     def _fenced(self, ref: NodeRef) -> None:
         """Others forgot what we hold while we were paused: begin anew, empty."""
-        before = self.machine
-        if before is None:
+        before, arena = self.machine, self._arena
+        if before is None or arena is None:
             return
         self._drop_askers()
         machine = StoreMachine(
@@ -277,6 +279,7 @@ class StoreService:
             before.rules,
             first_generation=before.next_generation,
             tally=before.tally,
+            back=arena.back,
         )
         self._begin_life(ref, machine)
 

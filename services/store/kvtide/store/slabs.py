@@ -2,17 +2,31 @@
 
 A size class gets slabs as it needs them; a slab of which no slot is in use may go
 back, so that several models share one arena and none starves the others for ever.
+
+Shared memory is promised more than once, and whoever writes where none is left is
+killed. So the arena is asked to back its bytes from the start on, slab by slab, and a
+slab never reaches beyond what it has backed. A refusal stands until ``back_again``.
 """
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from kvtide.store.extents import Extents
 
 SLOT_ALIGN_BYTES = 64
 MAX_SLAB_SLOTS = 64
+
+
+Back = Callable[[int, int], bool]
+"""Whether there is memory behind (offset, length) of the arena from now on."""
+
+
+def always_backed(offset: int, length: int) -> bool:
+    """For an arena that is not shared with others."""
+    del offset, length
+    return True
 
 
 @dataclass(slots=True)
@@ -52,11 +66,14 @@ class Slab:
 class Slabs:
     """Which part of the arena belongs to which size class."""
 
-    def __init__(self, arena_bytes: int, slab_bytes: int) -> None:
+    def __init__(self, arena_bytes: int, slab_bytes: int, back: Back) -> None:
         """No slabs yet. ``slab_bytes`` is what a slab aims at."""
         self.arena_bytes = arena_bytes
         self._slab_bytes = slab_bytes
-        self._bytes = Extents(arena_bytes)
+        self._back = back
+        self._refused = False
+        # those with memory behind them
+        self._bytes = Extents(0)
         self._numbers = Extents(0)
         self._offsets: list[int] = []
         self._slabs: list[Slab] = []
@@ -71,9 +88,20 @@ class Slabs:
         """All slabs by offset."""
         return iter(self._slabs)
 
+    @property
+    def end(self) -> int:
+        """How far slabs may reach at present."""
+        return self._bytes.length if self._refused else self.arena_bytes
+
+    def back_again(self) -> None:
+        """Some memory may be there again: the next slab may ask for it."""
+        self._refused = False
+
     def make(self, size_class: SizeClass) -> Slab | None:
         """A new slab out of free bytes; smaller than usual when little is left."""
         wanted = max(1, min(MAX_SLAB_SLOTS, self._slab_bytes // size_class.stride))
+        if self._bytes.largest < wanted * size_class.stride:
+            self._lengthen(wanted * size_class.stride)
         count = min(wanted, self._bytes.largest // size_class.stride)
         if count < 1:
             return None
@@ -88,6 +116,17 @@ class Slabs:
         self._idle[slab.first] = slab
         size_class.free.extend(slab.slots())
         return slab
+
+    def _lengthen(self, wanted: int) -> None:
+        """Have memory behind more of the arena, for ``wanted`` bytes in one piece."""
+        bounds = self._bytes
+        end = min(self.arena_bytes, bounds.length - bounds.tail + wanted)
+        if self._refused or end <= bounds.length:
+            return
+        if self._back(bounds.length, end - bounds.length):
+            bounds.grow(end - bounds.length)
+        else:
+            self._refused = True
 
     def unmake(self, slab: Slab) -> None:
         """Give the bytes and numbers of an idle slab back."""

@@ -23,7 +23,14 @@ from enum import IntEnum
 from kvtide.kv import BlockKey
 from kvtide.store.errors import SlotStateError
 from kvtide.store.recency import NONE, Recency
-from kvtide.store.slabs import SLOT_ALIGN_BYTES, SizeClass, Slab, Slabs
+from kvtide.store.slabs import (
+    SLOT_ALIGN_BYTES,
+    Back,
+    SizeClass,
+    Slab,
+    Slabs,
+    always_backed,
+)
 
 HOLD_GRAIN_S = 0.5
 
@@ -54,11 +61,16 @@ class SlotTable:
     """See the module. Slots are numbers; their columns are arrays."""
 
     def __init__(
-        self, arena_bytes: int, *, slab_bytes: int = 32 << 20, first_generation: int = 1
+        self,
+        arena_bytes: int,
+        *,
+        slab_bytes: int = 32 << 20,
+        first_generation: int = 1,
+        back: Back = always_backed,
     ) -> None:
         """An empty arena; ``first_generation`` goes on where an earlier table was."""
         self.next_generation = first_generation
-        self._slabs = Slabs(arena_bytes, slab_bytes)
+        self._slabs = Slabs(arena_bytes, slab_bytes, back)
         self._classes: dict[int, SizeClass] = {}
         self._recency = Recency()
         self._counts = [0] * len(SlotState)
@@ -87,6 +99,10 @@ class SlotTable:
     def arena_bytes(self) -> int:
         """The whole arena."""
         return self._slabs.arena_bytes
+
+    def back_again(self) -> None:
+        """Memory that was refused may be asked for again."""
+        self._slabs.back_again()
 
     def counts(self) -> SlotCounts:
         """The exact account."""
@@ -246,7 +262,7 @@ class SlotTable:
             run.extend(linked)
             if end - start >= own.stride:
                 return run
-        return run if self.arena_bytes - start >= own.stride else []
+        return run if self._slabs.end - start >= own.stride else []
 
     def _linked(self, slab: Slab) -> list[int]:
         return [slot for slot in slab.slots() if slot in self._recency]
