@@ -50,24 +50,7 @@ async def open_node(
     state_dir = settings.state_dir.expanduser()
     secret = load_secret(settings.secret_file or state_dir / "secret")
     identity = Identity.open(node, state_dir, clock)
-    endpoint = Endpoint(
-        node=node,
-        epoch=identity.current.epoch,
-        secret=secret,
-        clock=clock,
-        listen_host=settings.listen,
-        port=settings.transfer_port,
-        advertise_host=settings.advertise or None,
-        shm_dir=settings.shm_dir,
-    )
-    try:
-        await endpoint.start()
-    except OSError as error:
-        raise ConfigError(
-            f"the transfer port {settings.listen}:{settings.transfer_port} can't be "
-            f"opened: {error.strerror or error}",
-            key="transfer_port",
-        ) from error
+    endpoint = await _started_endpoint(settings, identity, secret, clock)
     try:
         opening = NatsBus.open(
             settings.nats,
@@ -96,6 +79,30 @@ async def open_node(
             yield opened
     finally:
         await endpoint.close()
+
+
+async def _started_endpoint(
+    settings: RoleSettings, identity: Identity, secret: bytes, clock: Clock
+) -> Endpoint:
+    endpoint = Endpoint(
+        node=settings.node,
+        epoch=identity.current.epoch,
+        secret=secret,
+        clock=clock,
+        listen_host=settings.listen,
+        port=settings.transfer_port,
+        advertise_host=settings.advertise or None,
+        shm_dir=settings.shm_dir,
+    )
+    try:
+        await endpoint.start()
+    except OSError as error:
+        raise ConfigError(
+            f"the transfer port {settings.listen}:{settings.transfer_port} can't be "
+            f"opened: {error.strerror or error}",
+            key="transfer_port",
+        ) from error
+    return endpoint
 
 
 async def _unless(
