@@ -69,9 +69,8 @@ class TwoHosts(Site):
     @property
     @override
     def address(self) -> list[str]:
-        secret = ["--secret-file", str(self.folder / "secret")]
         state = ["--state-dir", str(self.folder / "state-a")]
-        return ["--nats", self._nats, *secret, *state]
+        return ["--nats", self._nats, *state]
 
     @override
     def fetch(self, url: str) -> str:
@@ -97,8 +96,12 @@ class TwoHosts(Site):
 
     def _start(self) -> None:
         self.folder.mkdir(parents=True)
-        (self.folder / "secret").write_text(os.urandom(32).hex())
-        (self.folder / "secret").chmod(0o600)
+        secret = os.urandom(32).hex()
+        for host in "ab":
+            state = self.folder / f"state-{host}"
+            state.mkdir()
+            (state / "secret").touch(0o600)
+            (state / "secret").write_text(secret)
         port = self._nats.rpartition(":")[2]
         self._spawn([str(binary()), "--addr", HOST_A, "--port", port], "nats")
         for host in "ab":
@@ -124,7 +127,6 @@ class TwoHosts(Site):
             *(sys.executable, "-m", "kvtide.cli", role, "--node", node),
             *("--nats", self._nats, "--listen", address),
             *("--state-dir", str(self.folder / f"state-{host}")),
-            *("--secret-file", str(self.folder / "secret")),
             *("--shm-dir", str(self.folder / f"shm-{host}")),
             *more,
         ]
