@@ -240,14 +240,16 @@ class Site(Client):
             f"idle; held {self.held()}",
         )
 
-    def read_bytes(self, role: str) -> dict[str, float]:
-        """Bytes that all nodes of a role read from the pool, by path."""
+    def handed_over(self) -> dict[str, float]:
+        """Bytes that decode workers read from prefill's slots, by path."""
         by_path: dict[str, float] = {}
         for beat in self.beats().values():
-            if role not in beat["roles"]:
+            if "decode" not in beat["roles"]:
                 continue
             for line in self.fetch(f"{beat['http']}/metrics").splitlines():
-                if line.startswith("kvtide_pool_read_bytes_total{"):
+                if line.startswith("kvtide_pool_read_bytes_total{") and (
+                    'purpose="handover"' in line
+                ):
                     path = line.partition('path="')[2].partition('"')[0]
                     value = float(line.rpartition(" ")[2])
                     by_path[path] = by_path.get(path, 0.0) + value
