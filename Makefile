@@ -19,7 +19,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 TEST_THREADS ?= 2
 
-.PHONY: help setup up test check format bench sim docs clean distclean test-compose test-rdma rdma
+.PHONY: help setup up test test-full check format bench sim docs clean distclean test-compose test-rdma rdma
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,6 +33,9 @@ up: setup ## serve the demo model: every role, one command
 test: setup ## all tests, with a real NATS, PostgreSQL, model and processes
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(TEST_THREADS)} HF_HUB_OFFLINE=1 \
 	  $(BIN)/python -m pytest $(ARGS)
+
+test-full: ARGS += -m "full or not full"
+test-full: test ## all tests and the long rounds of them (an hour or more)
 
 check: setup ## ruff, pyright strict, import-linter and the tidy tests
 	@$(BIN)/ruff check
