@@ -25,6 +25,7 @@ from kvtide.bus.messages import (
     handover,
     membership,
     pool,
+    replication,
     status,
     tokens,
     work,
@@ -32,7 +33,18 @@ from kvtide.bus.messages import (
 from kvtide.bus.subjects import HOPS, Hop, Subjects
 from kvtide.kv import NodeId, Role
 
-_HOPS = (base, admission, work, handover, tokens, pool, gossip, membership, status)
+_HOPS = (
+    base,
+    admission,
+    work,
+    handover,
+    tokens,
+    pool,
+    gossip,
+    replication,
+    membership,
+    status,
+)
 
 _HEAD = """\
 # The wire
@@ -102,6 +114,11 @@ _INBOXES: dict[tuple[Role, Hop], tuple[type[messages.Message], ...]] = {
         messages.SnapshotPull,
         messages.BadCopy,
         messages.ArenaRequest,
+        messages.Replicate,
+        messages.DropExtras,
+        messages.DrainBegin,
+        messages.DrainCancel,
+        messages.DrainQuery,
     ),
 }
 """What each inbox is for; replies come back on the asker's own subject."""

@@ -61,6 +61,17 @@ from kvtide.bus.messages.pool import (
     PutGranted,
     PutSlot,
 )
+from kvtide.bus.messages.replication import (
+    DrainBegin,
+    DrainCancel,
+    DrainPhase,
+    DrainQuery,
+    DrainState,
+    DropExtras,
+    ReplicaReason,
+    ReplicaReply,
+    Replicate,
+)
 from kvtide.bus.messages.status import (
     Explained,
     ExplainQuery,
@@ -127,6 +138,13 @@ AnyMessage = (
     | SnapshotPull
     | SnapshotPage
     | PlacementMade
+    | Replicate
+    | ReplicaReply
+    | DropExtras
+    | DrainBegin
+    | DrainCancel
+    | DrainQuery
+    | DrainState
     | Beat
     | Goodbye
     | ArenaGrant
@@ -156,6 +174,12 @@ __all__ = [
     "DecodeLoad",
     "DecodeTimes",
     "DecodeWork",
+    "DrainBegin",
+    "DrainCancel",
+    "DrainPhase",
+    "DrainQuery",
+    "DrainState",
+    "DropExtras",
     "Dropped",
     "ExplainQuery",
     "Explained",
@@ -197,6 +221,9 @@ __all__ = [
     "RefuseCode",
     "RejectCode",
     "Rejected",
+    "ReplicaReason",
+    "ReplicaReply",
+    "Replicate",
     "RequestEnded",
     "SamplingSpec",
     "SnapshotPage",
