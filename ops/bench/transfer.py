@@ -13,23 +13,17 @@ Writes transfer.json (figures, machine, versions), transfer.md and transfer.svg.
 """
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import xxhash
-
 from kvtide.transfer import bench
-from kvtide.transfer.bench import Figure
+from kvtide.transfer.bench_figures import Figure, size_text, table
+from kvtide.transfer.bench_report import as_json, plot, this_machine
 
 HERE = Path(__file__).parent
-COLOURS = ("#1b6ca8", "#d1495b", "#2e8b57", "#8a5cd1", "#b8860b", "#555555")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +47,7 @@ def others_round(others: list[Other], sizes: list[int], seconds: float) -> list[
         if not found:
             print(f"{other.name} gave nothing:\n{done.stderr[-2000:]}", file=sys.stderr)
         for _, operation, size, rate in found:
-            name = f"{other.name} {operation} {bench.size_text(int(size))}"
+            name = f"{other.name} {operation} {size_text(int(size))}"
             figures.append(
                 Figure(name, other.name, operation, int(size), float(rate), "GB/s")
             )
@@ -90,83 +84,12 @@ def against(figures: list[Figure], others: list[Other]) -> list[str]:
         for figure in figures:
             if figure.transport != other.name:
                 continue
-            end = f"{figure.operation} {bench.size_text(figure.nbytes)}"
+            end = f"{figure.operation} {size_text(figure.nbytes)}"
             ours = values.get(f"tcp {end}")
             if ours is not None and figure.value:
                 ratio = ours / figure.value
                 lines.append(f"tcp {end} is {ratio:.2f} of {other.name}'s")
     return lines
-
-
-def machine() -> dict[str, str]:
-    """What ran this."""
-    models = [
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    return {
-        "cpu": models[0] if models else platform.processor(),
-        "cores": str(os.cpu_count()),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "xxhash": xxhash.VERSION,
-    }
-
-
-def plot(figures: list[Figure]) -> str:
-    """GB/s by size, one line for each way to move bytes, as SVG."""
-    lines: dict[str, list[tuple[int, float]]] = {}
-    for figure in figures:
-        if figure.unit == "GB/s":
-            name = figure.name.replace(f" {bench.size_text(figure.nbytes)}", "")
-            lines.setdefault(name, []).append((figure.nbytes, figure.value))
-    sizes = sorted({size for points in lines.values() for size, _ in points})
-    top = max(value for points in lines.values() for _, value in points)
-    return "\n".join(_svg(lines, sizes, top))
-
-
-def _svg(
-    lines: dict[str, list[tuple[int, float]]], sizes: list[int], top: float
-) -> Iterator[str]:
-    width, height = 900, 40 + max(360, 18 * len(lines))
-    across = {
-        size: 60 + 440 * at / max(1, len(sizes) - 1) for at, size in enumerate(sizes)
-    }
-
-    def up(value: float) -> float:
-        return height - 40 - (height - 80) * value / top
-
-    yield (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
-        ' font-family="sans-serif" font-size="12">'
-    )
-    yield f'<rect width="{width}" height="{height}" fill="white"/>'
-    for size, x in across.items():
-        yield (
-            f'<text x="{x:.0f}" y="{height - 20}" text-anchor="middle">'
-            f"{bench.size_text(size)}</text>"
-        )
-    for step in range(5):
-        value = top * step / 4
-        yield f'<text x="8" y="{up(value):.0f}">{value:.1f}</text>'
-        yield (
-            f'<line x1="50" x2="510" y1="{up(value):.0f}" y2="{up(value):.0f}"'
-            ' stroke="#ddd"/>'
-        )
-    yield '<text x="8" y="20">GB/s</text>'
-    for at, (name, points) in enumerate(sorted(lines.items())):
-        colour = COLOURS[at % len(COLOURS)]
-        dash = ("", "6 3", "2 3")[at // len(COLOURS) % 3]
-        path = " ".join(f"{across[size]:.0f},{up(value):.0f}" for size, value in points)
-        style = (
-            f'fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"'
-        )
-        yield f'<polyline points="{path}" {style}/>'
-        y = 30 + 18 * at
-        yield f'<line x1="540" x2="570" y1="{y}" y2="{y}" {style}/>'
-        yield f'<text x="580" y="{y + 4}">{name}</text>'
-    yield "</svg>"
 
 
 def main() -> None:
@@ -195,16 +118,15 @@ def main() -> None:
         ours = bench.run(sizes=options.sizes, rounds=1, seconds=options.seconds)
         rounds.append(ours + others_round(others, options.sizes, options.seconds))
     figures = medians(rounds)
-    text = bench.table(figures)
+    text = table(figures)
     if lines := against(figures, others):
         text += "\n\n" + "\n".join(f"- {line}" for line in lines)
-    here = machine()
-    text += "\n\n" + ", ".join(f"{name} {value}" for name, value in here.items())
+    here = this_machine()
+    text += f"\n\n{here}"
     print(text)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-        report = {"machine": here, "figures": [asdict(each) for each in figures]}
-        (options.out / "transfer.json").write_text(json.dumps(report, indent=1) + "\n")
+        (options.out / "transfer.json").write_text(as_json(figures, here) + "\n")
         (options.out / "transfer.md").write_text(text + "\n")
         (options.out / "transfer.svg").write_text(plot(figures) + "\n")
 

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from kvtide.runtime import ConfigError, SystemClock
 from kvtide.transfer import Operation, PrometheusObserver, Refused, bench
 from kvtide.transfer.alarm import Alarm
+from kvtide.transfer.bench_figures import table
 from kvtide.transfer.rdma_wire import (
     Reach,
     pack_pair,
@@ -157,4 +158,4 @@ def test_bench_measures_everything_once() -> None:
     rated = [figure for figure in figures if figure.limit]
     assert rated
     assert all(figure.ratio is not None for figure in rated)
-    assert len(bench.table(figures).splitlines()) == 2 + len(figures)
+    assert len(table(figures).splitlines()) == 2 + len(figures)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from kvtide.cli.benches import bench_app
 from kvtide.cli.exits import leave
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 bus_app = typer.Typer(help="Look at the bus.", no_args_is_help=True)
 app.add_typer(bus_app, name="bus")
+app.add_typer(bench_app, name="bench")
 
 FLAGGED = {
     "up": "Start the whole system on this machine: every role, one command.",
@@ -184,33 +186,6 @@ def doctor(
     leave(
         lambda console: examine(
             resolve_look(config, flags), as_json=json, console=console
-        )
-    )
-
-
-@app.command()
-def bench(
-    url: Annotated[
-        str, typer.Argument(help="Where kvtide answers.")
-    ] = "http://127.0.0.1:8000",
-    rounds: Annotated[int, typer.Option(help="Prompts to try.", min=1)] = 3,
-    prompt_tokens: Annotated[
-        int, typer.Option(help="About how long each is.", min=1)
-    ] = 2000,
-    output_tokens: Annotated[int, typer.Option(help="Tokens to make.", min=1)] = 8,
-    json: Json = False,
-) -> None:
-    """Time the first token of a long prompt, cold and from the cache."""
-    from kvtide.cli.commands.bench import bench as measure  # noqa: PLC0415
-
-    leave(
-        lambda console: measure(
-            url,
-            rounds=rounds,
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
-            as_json=json,
-            console=console,
         )
     )
 
