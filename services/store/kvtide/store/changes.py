@@ -11,13 +11,14 @@ class ChangeLog:
     """Adds and drops since the last batch. ``seq`` is the last batch's number.
 
     In a batch drops apply before adds, so a key may be dropped and added in one. What
-    was added and dropped again between two batches is never told.
+    was added and dropped again between two batches is never told. A copy is known by
+    its generation: a key may have one in each tier.
     """
 
     store: NodeRef
     seq: int = 0
     since_s: float | None = None
-    _added: dict[BlockKey, Located] = field(default_factory=dict[BlockKey, Located])
+    _added: dict[int, Located] = field(default_factory=dict[int, Located])
     _dropped: list[Dropped] = field(default_factory=list[Dropped])
 
     def __len__(self) -> int:
@@ -26,12 +27,12 @@ class ChangeLog:
 
     def add(self, located: Located, now_s: float) -> None:
         """A copy is here now."""
-        self._added[located.key] = located
+        self._added[located.slot.generation] = located
         self._note(now_s)
 
     def drop(self, key: BlockKey, generation: int, now_s: float) -> None:
         """A copy is gone."""
-        if self._added.pop(key, None) is None:
+        if self._added.pop(generation, None) is None:
             self._dropped.append(Dropped(key, generation))
         self._note(now_s)
 

@@ -160,3 +160,4 @@ class WriteRows:
 
 
 Command = Reply | Gossip | Verify | WriteRows
+    tier: Tier = Tier.DRAM

@@ -31,7 +31,7 @@ class Inventory:
         self.log = ChangeLog(store)
         self.spaces = Spaces()
         self._tally = tally
-        self._came: dict[BlockKey, BlockRow] = {}
+        self._came: dict[int, BlockRow] = {}
         self._gone: list[GoneRow] = []
 
     # ---- taking and giving slots
@@ -72,8 +72,7 @@ class Inventory:
             table.key[slot] = None
             return False
         self.index.add(key, slot)
-        self.log.add(self.located(slot), now_s)
-        self._came[key] = self._row(slot)
+        self.came(self._row(slot), now_s)
         return True
 
     def drop(self, slot: int, reason: str, now_s: float) -> None:
@@ -83,10 +82,18 @@ class Inventory:
             return
         self.index.remove(key)
         self.table.key[slot] = None
-        generation = self.table.generation[slot]
-        self.log.drop(key, generation, now_s)
-        if self._came.pop(key, None) is None:
-            self._gone.append(GoneRow(key, generation, reason))
+        self.gone(GoneRow(key, self.table.generation[slot], reason), now_s)
+
+    def came(self, row: BlockRow, now_s: float) -> None:
+        """A copy, in whichever tier, can be had from now on: all must hear of it."""
+        self.log.add(row.located, now_s)
+        self._came[row.located.slot.generation] = row
+
+    def gone(self, row: GoneRow, now_s: float) -> None:
+        """A copy that came can't be had any more: all must hear of it."""
+        self.log.drop(row.key, row.generation, now_s)
+        if self._came.pop(row.generation, None) is None:
+            self._gone.append(row)
 
     # ---- looking
 

@@ -30,7 +30,7 @@ class BlockRows(Protocol):
         ...
 
     def end(self, store: NodeRef) -> None:
-        """The store's life ends cleanly, and its memory with it."""
+        """The store's life ends cleanly, and its memory with it; the SSD stays."""
         ...
 
 
@@ -62,13 +62,14 @@ class CatalogRows:
 
     def begin(self, store: NodeRef) -> None:
         """See ``BlockRows.begin``."""
-        self._put(BlocksForgotten(store.node, Tier.DRAM, store.epoch))
+        for tier in Tier:
+            self._put(BlocksForgotten(store.node, tier, store.epoch))
 
     def write(self, store: NodeRef, rows: WriteRows) -> None:
         """See ``BlockRows.write``."""
         now_s = self._clock.wall()
         for gone in rows.gone:
-            self._put(BlockDropped(store.node, gone.key, Tier.DRAM, gone.generation))
+            self._put(BlockDropped(store.node, gone.key, gone.tier, gone.generation))
         for came in rows.came:
             self._put(_catalog_row(came, now_s))
 
@@ -77,7 +78,8 @@ class CatalogRows:
 
         That a copy of this life went may be among what was lost, so all rows go first.
         """
-        yield BlocksForgotten(store.node, Tier.DRAM, store.epoch + 1)
+        for tier in Tier:
+            yield BlocksForgotten(store.node, tier, store.epoch + 1)
         for row in rows:
             yield _catalog_row(row, self._clock.wall())
 
