@@ -8,6 +8,7 @@ from kvtide.kv.header import (
     PartEntry,
     SpaceTags,
     make_header,
+    renewed_header,
 )
 from kvtide.kv.ids import (
     KEY_BYTES,
@@ -62,4 +63,5 @@ __all__ = [
     "derive_key",
     "make_header",
     "name_prefix",
+    "renewed_header",
 ]

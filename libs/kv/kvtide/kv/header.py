@@ -37,6 +37,7 @@ TAG_BYTES = 16
 PRIVATE_KEY = BlockKey(bytes(KEY_BYTES))
 
 _FIXED = struct.Struct("<4sHHIIQ16s16s16s16sQ")
+_GENERATION_OFFSET = 16
 _ENTRY = struct.Struct("<QQQ")
 
 
@@ -153,6 +154,12 @@ class BlockHeader:
             part.offset == layout.part_offset(i) and part.length == length
             for i, part in enumerate(self.parts)
         )
+
+
+def renewed_header(raw: bytes, generation: int) -> bytes:
+    """A header's bytes as they are for a copy of the block in another slot's use."""
+    at = _GENERATION_OFFSET
+    return raw[:at] + generation.to_bytes(8, "little") + raw[at + 8 :]
 
 
 def make_header(

@@ -6,6 +6,7 @@ from kvtide.bus.messages import (
     Ack,
     BadCopy,
     BlocksChanged,
+    DropExtras,
     Failure,
     LeaseRelease,
     Owned,
@@ -16,10 +17,13 @@ from kvtide.bus.messages import (
     PutCommit,
     PutCommitted,
     PutGranted,
+    ReplicaReply,
+    Replicate,
     SnapshotPage,
     SnapshotPull,
 )
 from kvtide.kv import BlockKey, Located, NodeRef, SpaceTags, Tier
+from kvtide.store.fetches import ArrivalCommand, ArrivalEvent
 
 StoreRequest = (
     PutBegin
@@ -30,10 +34,20 @@ StoreRequest = (
     | SnapshotPull
     | BadCopy
     | PlacementMade
+    | Replicate
+    | DropExtras
 )
 """The messages that a store's machine understands."""
 
-StoreAnswer = Ack | Failure | PutGranted | PutCommitted | PresenceReply | SnapshotPage
+StoreAnswer = (
+    Ack
+    | Failure
+    | PutGranted
+    | PutCommitted
+    | PresenceReply
+    | SnapshotPage
+    | ReplicaReply
+)
 """What it answers."""
 
 
@@ -93,7 +107,16 @@ class Deaf:
     """The store could hear nobody until now: silence says nothing of the others."""
 
 
-Event = Received | Verified | OwnerUp | OwnerGone | ConnectionGone | Deaf | Tick
+Event = (
+    Received
+    | Verified
+    | OwnerUp
+    | OwnerGone
+    | ConnectionGone
+    | Deaf
+    | Tick
+    | ArrivalEvent
+)
 
 
 # ---- commands
@@ -149,6 +172,7 @@ class GoneRow:
     key: BlockKey
     generation: int
     reason: str
+    tier: Tier = Tier.DRAM
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,5 +183,4 @@ class WriteRows:
     gone: tuple[GoneRow, ...]
 
 
-Command = Reply | Gossip | Verify | WriteRows
-    tier: Tier = Tier.DRAM
+Command = Reply | Gossip | Verify | WriteRows | ArrivalCommand

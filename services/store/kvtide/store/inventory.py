@@ -33,6 +33,8 @@ class Inventory:
         self._tally = tally
         self._came: dict[int, BlockRow] = {}
         self._gone: list[GoneRow] = []
+        # copies of blocks that are elsewhere too, in the order in which they go
+        self._extras: dict[int, None] = {}
 
     # ---- taking and giving slots
 
@@ -44,7 +46,8 @@ class Inventory:
         number = self.spaces.join(space)
         slot = table.take(space.slot_bytes, space=number, tokens=tokens)
         while slot is None:
-            victims = table.victims(space.slot_bytes)
+            extra = self._extra_victim(space.slot_bytes)
+            victims = table.victims(space.slot_bytes) if extra is None else [extra]
             if not victims:
                 self.spaces.leave(number)
                 return None
@@ -56,8 +59,52 @@ class Inventory:
         table.key[slot] = key
         return slot
 
+    def reserve_idle(
+        self, space: Space, key: BlockKey | None, tokens: int, now_s: float
+    ) -> int | None:
+        """As ``reserve``, but only extra copies are evicted for it."""
+        table = self.table
+        number = self.spaces.join(space)
+        slot = table.take(space.slot_bytes, space=number, tokens=tokens)
+        while slot is None:
+            victim = self._extra_victim(space.slot_bytes)
+            if victim is None:
+                self.spaces.leave(number)
+                return None
+            self.drop_extra(victim, now_s)
+            slot = table.take(space.slot_bytes, space=number, tokens=tokens)
+        table.key[slot] = key
+        return slot
+
+    def mark_extra(self, slot: int, *, extra: bool) -> None:
+        """Whether the block is elsewhere too, so that it is the first to go."""
+        if extra:
+            self._extras[slot] = None
+        else:
+            self._extras.pop(slot, None)
+
+    def is_extra(self, slot: int) -> bool:
+        """Whether the slot holds an extra copy."""
+        return slot in self._extras
+
+    def drop_extra(self, slot: int, now_s: float) -> bool:
+        """Drop an extra copy and free its slot; false: it is none, or it is kept."""
+        if slot not in self._extras or not self.table.evictable(slot):
+            return False
+        self.drop(slot, "extra", now_s)
+        self.free(slot)
+        return True
+
+    def _extra_victim(self, slot_bytes: int) -> int | None:
+        table = self.table
+        for slot in self._extras:
+            if table.slot_bytes(slot) == slot_bytes and table.evictable(slot):
+                return slot
+        return None
+
     def free(self, slot: int) -> None:
         """A slot that is in use goes back, and its space with the last one of it."""
+        self._extras.pop(slot, None)
         self.table.free(slot)
         self.spaces.leave(self.table.space[slot])
 

@@ -8,12 +8,13 @@ more. An owner that is merely silent is not believed to have stopped writing: th
 slots that it was writing are quarantined until it says so or its life is over.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import assert_never
 
 from kvtide.bus.messages import (
     Ack,
     BadCopy,
+    DropExtras,
     Failure,
     LeaseRelease,
     Owned,
@@ -22,10 +23,12 @@ from kvtide.bus.messages import (
     PresenceReply,
     PutBegin,
     PutCommit,
+    Replicate,
     SnapshotPull,
     StoreLoad,
 )
 from kvtide.kv import NodeRef
+from kvtide.store.arrivals import Arrivals
 from kvtide.store.events import (
     Command,
     ConnectionGone,
@@ -39,9 +42,11 @@ from kvtide.store.events import (
     Tick,
     Verified,
 )
+from kvtide.store.fetches import BodyFetched, HeaderFetched
 from kvtide.store.inventory import Inventory
 from kvtide.store.leases import Held, LeaseBook
 from kvtide.store.puts import Puts
+from kvtide.store.replicas import ReplicaRules
 from kvtide.store.slabs import Back, always_backed
 from kvtide.store.slots import SlotState, SlotTable
 from kvtide.store.tally import Tally
@@ -59,6 +64,7 @@ class StoreRules:
     hold_limit_s: float = 10.0
     page_limit: int = 1000
     keys_limit: int = 8192
+    replicas: ReplicaRules = field(default_factory=ReplicaRules)
 
 
 class StoreMachine:
@@ -89,6 +95,7 @@ class StoreMachine:
         self.inventory = Inventory(store, table, self.tally)
         self.leases = LeaseBook()
         self._puts = Puts(self.inventory, self.tally)
+        self.arrivals = Arrivals(self.inventory, self.tally, rules.replicas)
         self._rechecks: set[tuple[int, int]] = set()
         self._bad: dict[tuple[int, int], float] = {}
         self._silence_check_s = 0.0
@@ -136,6 +143,9 @@ class StoreMachine:
         hold_s = self.inventory.table.first_hold_ends_s
         if hold_s is not None:
             due.append(hold_s)
+        fetch_s = self.arrivals.replicas.wake_at_s()
+        if fetch_s is not None:
+            due.append(fetch_s)
         return min(due)
 
     # ---- events
@@ -147,6 +157,8 @@ class StoreMachine:
                 return self._receive(event, now_s)
             case Verified():
                 return self._verified(event, now_s)
+            case HeaderFetched() | BodyFetched():
+                return [*self.arrivals.handle(event, now_s)]
             case OwnerUp(owner):
                 self._owner_up(owner)
             case OwnerGone(owner):
@@ -178,13 +190,29 @@ class StoreMachine:
                 return told + self._reply(event, page)
             case BadCopy():
                 return self._bad_report(event, event.message)
+            case PlacementMade() | Replicate() | DropExtras():
+                return self._told(event, event.message, now_s)
+            case _:
+                assert_never(event.message)
+
+    def _told(
+        self,
+        event: Received,
+        message: PlacementMade | Replicate | DropExtras,
+        now_s: float,
+    ) -> list[Command]:
+        """What a conductor, or a store that leaves, says of blocks."""
+        match message:
             case PlacementMade(keys=keys, hold_ms=hold_ms):
                 hold_s = min(max(0.0, hold_ms / 1e3), self.rules.hold_limit_s)
                 warm = keys[: self.rules.keys_limit]
                 self.inventory.warm(warm, now_s + hold_s, now_s)
-                return self._reply(event, Ack())
-            case _:
-                assert_never(event.message)
+            case DropExtras(keys=keys):
+                self.arrivals.drop_extras(keys[: self.rules.keys_limit], now_s)
+            case Replicate():
+                reply = self.arrivals.order(message, now_s)
+                return [*self._reply(event, reply), *self.arrivals.due(now_s)]
+        return self._reply(event, Ack())
 
     def _lease_message(
         self,
@@ -270,8 +298,8 @@ class StoreMachine:
             self._expire_silent(now_s)
         since_s = self.inventory.log.since_s
         if since_s is not None and now_s >= since_s + self.rules.gossip_delay_s:
-            return [*self.inventory.tell()]
-        return []
+            return [*self.inventory.tell(), *self.arrivals.due(now_s)]
+        return [*self.arrivals.due(now_s)]
 
     # ---- the end of leases
 

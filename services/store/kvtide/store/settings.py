@@ -44,6 +44,22 @@ class StoreSettings(RoleSettings):
     verify_threads: int = Field(
         default=2, ge=1, le=64, description="threads that verify what was written"
     )
+    replica_bytes_per_s: float = Field(
+        default=256e6,
+        gt=0,
+        description="mean rate at which copies of other stores' blocks are fetched",
+    )
+    replica_buffer_bytes: int = Field(
+        default=64 << 20,
+        ge=1 << 16,
+        description="bytes of such copies that may be under way at once",
+    )
+    replica_reads: int = Field(
+        default=16,
+        ge=1,
+        le=256,
+        description="such copies that may be under way at once",
+    )
     drain_timeout_s: float = Field(
         default=3.0, gt=0, description="limit for each step of a clean stop"
     )

@@ -45,8 +45,11 @@ from kvtide.store.events import (
     Verify,
     WriteRows,
 )
+from kvtide.store.fetcher import Fetcher
+from kvtide.store.fetches import ArrivalCommand, FetchBody, FetchHeader
 from kvtide.store.machine import StoreMachine, StoreRules
 from kvtide.store.metrics import StoreMetrics
+from kvtide.store.replicas import ReplicaRules
 from kvtide.store.rows import BlockRows, NoRows
 from kvtide.store.settings import StoreSettings
 from kvtide.store.verifier import Verifier
@@ -212,6 +215,8 @@ class StoreService:
                     self._verify(machine, command)
                 case WriteRows():
                     self._rows.write(machine.store, command)
+                case FetchHeader() | FetchBody():
+                    self._tasks.spawn(self._fetch(machine, command), name="replica")
         load = machine.load()
         self._node.report(load)
         self._metrics.update(load, len(machine.inventory.index), machine.tally)
@@ -225,6 +230,16 @@ class StoreService:
             wanted,
             lambda verdict: self._run(verdict) if self.machine is machine else None,
         )
+
+    async def _fetch(self, machine: StoreMachine, command: ArrivalCommand) -> None:
+        """Fetch from another store; what came of it means nothing to a later life."""
+        arena = self._arena
+        if arena is None:
+            return
+        fetcher = Fetcher(self._node, arena.view, lambda: self.machine is machine)
+        event = await fetcher.fetch(command)
+        if self.machine is machine:
+            self._run(event)
 
     def _arm(self, machine: StoreMachine) -> None:
         """Have the machine's next tick come in time."""
@@ -317,6 +332,11 @@ def _rules(settings: StoreSettings, length: int) -> StoreRules:
         silence_s=settings.lease_silence_s,
         bad_slot_s=settings.bad_slot_s,
         hold_limit_s=settings.hold_limit_ms / 1e3,
+        replicas=ReplicaRules(
+            in_flight=settings.replica_reads,
+            in_flight_bytes=settings.replica_buffer_bytes,
+            bytes_per_s=settings.replica_bytes_per_s,
+        ),
     )
 
 

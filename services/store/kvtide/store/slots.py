@@ -220,6 +220,10 @@ class SlotTable:
                 self.held_until_s[slot] = 0.0
                 self._line_up(slot)
 
+    def evictable(self, slot: int) -> bool:
+        """Whether nothing keeps the slot: it is committed, without pin or hold."""
+        return slot in self._recency
+
     def victims(self, slot_bytes: int) -> list[int]:
         """Slots whose going makes room for ``slot_bytes``; empty: nothing may go.
 

@@ -19,6 +19,14 @@ class Tally:
     bad_copies: int = 0
     leases_expired: int = 0
     fenced_messages: int = 0
+    replicas_ordered: int = 0
+    replicas_stored: int = 0
+    replicas_corrupt: int = 0
+    replicas_failed: int = 0
+    replicas_refused: int = 0
+    replicas_expired: int = 0
+    replicas_no_room: int = 0
+    extras_dropped: int = 0
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

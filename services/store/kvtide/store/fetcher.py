@@ -1,0 +1,190 @@
+"""Fetches copies from other stores, in the background: reads, checks, and a slot filled.
+
+The bytes are checked in private memory and then copied into the slot, so that a store
+which begins a new life in between never has a read under way into its arena.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+from xxhash import xxh3_64_intdigest
+
+from kvtide.bus import BusError, Node
+from kvtide.bus.messages import BadCopy
+from kvtide.bus.subjects import Hop
+from kvtide.kv import (
+    BlockHeader,
+    HeaderMismatchError,
+    Located,
+    Role,
+    SlotRef,
+    renewed_header,
+)
+from kvtide.runtime import LimitError
+from kvtide.store.fetches import (
+    ArrivalCommand,
+    BodyFetched,
+    FetchBody,
+    FetchHeader,
+    HeaderFetched,
+)
+from kvtide.transfer import Priority, ReadSlice, TransferError, TransferResult
+
+log = structlog.get_logger("kvtide.store")
+
+PURPOSE = "replica"
+HEADER_LIMIT_BYTES = 32 << 10
+CONNECT_TIMEOUT_S = 3.0
+COPY_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FetchTimes:
+    """Seconds. A body gets ``timeout_s`` and what it needs at ``least_bytes_per_s``."""
+
+    timeout_s: float = 10.0
+    least_bytes_per_s: float = 4e6
+
+
+class CorruptSource(Exception):  # noqa: N818 - becomes an event
+    """The bytes are there and are not what was announced."""
+
+
+class SourceGone(Exception):  # noqa: N818 - becomes an event
+    """The bytes can't be had."""
+
+
+class Fetcher:
+    """Obeys the machine's fetch commands; one life of a store."""
+
+    def __init__(
+        self,
+        node: Node,
+        arena: memoryview,
+        alive: Callable[[], bool],
+        times: FetchTimes | None = None,
+    ) -> None:
+        """``alive`` says whether the life that asks is still the store's."""
+        self._node = node
+        self._arena = arena
+        self._alive = alive
+        self._times = times or FetchTimes()
+
+    async def fetch(self, command: ArrivalCommand) -> HeaderFetched | BodyFetched:
+        """Do what is asked; never raises for a source."""
+        match command:
+            case FetchHeader(number, source):
+                try:
+                    raw = await self._header(source)
+                except (CorruptSource, SourceGone) as error:
+                    corrupt = await self._failed(source, error)
+                    return HeaderFetched(number, None, corrupt)
+                return HeaderFetched(number, raw)
+            case FetchBody():
+                try:
+                    header_xxh3 = await self._body(command)
+                except (CorruptSource, SourceGone) as error:
+                    corrupt = await self._failed(command.source, error)
+                    return BodyFetched(command.number, None, corrupt)
+                return BodyFetched(command.number, header_xxh3)
+
+    async def _failed(self, source: Located, error: Exception) -> bool:
+        """Say what was wrong; a corrupt copy is reported to its store."""
+        corrupt = isinstance(error, CorruptSource)
+        log.info(
+            "replica_failed",
+            source=source.slot.node,
+            key=source.key.hex(),
+            corrupt=corrupt,
+            reason=str(error),
+        )
+        if corrupt:
+            subject = self._node.subjects.inbox(Role.STORE, source.slot.node, Hop.QUERY)
+            try:
+                report = BadCopy(located=source, reason=str(error))
+                await self._node.bus.publish(subject, report)
+            except (BusError, LimitError) as lost:
+                log.debug("bad_copy_not_reported", error=str(lost))
+        return corrupt
+
+    async def _header(self, source: Located) -> bytes:
+        """The whole header, as announced: its length is where its first part starts."""
+        buffer = bytearray(min(source.slot.length, HEADER_LIMIT_BYTES))
+        await self._read(source.slot, [(0, memoryview(buffer))])
+        try:
+            header = BlockHeader.decode(buffer)
+        except HeaderMismatchError as error:
+            raise CorruptSource(str(error)) from error
+        length = header.parts[0].offset if header.parts else 0
+        raw = bytes(buffer[:length])
+        if not raw or xxh3_64_intdigest(raw) != source.header_xxh3:
+            raise CorruptSource("the header's checksum differs")
+        identity = (
+            ("key", header.key == source.key),
+            ("generation", header.generation == source.slot.generation),
+            ("slot_bytes", header.slot_bytes == source.slot.length),
+        )
+        for name, holds in identity:
+            if not holds:
+                raise CorruptSource(f"the header's {name} differs")
+        return raw
+
+    async def _body(self, asked: FetchBody) -> int:
+        """All parts, compared with the header, then header and parts into the slot."""
+        header = BlockHeader.decode(asked.raw)
+        start = len(asked.raw)
+        bounds = [(part.offset, part.offset + part.length) for part in header.parts]
+        end = start
+        for number, (at, upto) in enumerate(bounds):
+            if at < end or upto > header.slot_bytes:
+                raise CorruptSource(f"part {number} lies outside its slot")
+            end = upto
+        buffer = bytearray(end)
+        view = memoryview(buffer)
+        ranges = [(at, view[at:upto]) for at, upto in bounds]
+        result = await self._read(asked.source.slot, ranges)
+        for number, part in enumerate(header.parts):
+            if result.xxh3[number] != part.xxh3:
+                raise CorruptSource(f"the checksum of part {number} differs")
+        raw = renewed_header(asked.raw, asked.generation)
+        buffer[:start] = raw
+        await self._fill(view, asked.offset)
+        return xxh3_64_intdigest(raw)
+
+    async def _fill(self, block: memoryview, offset: int) -> None:
+        """Copy into the slot, a piece at a time, for as long as it is ours."""
+        for at in range(0, len(block), COPY_BYTES):
+            if not self._alive():
+                raise SourceGone("the store began a new life")
+            piece = block[at : at + COPY_BYTES]
+            self._arena[offset + at : offset + at + len(piece)] = piece
+            await self._node.clock.sleep(0)
+
+    async def _read(
+        self, slot: SlotRef, ranges: list[tuple[int, memoryview]]
+    ) -> TransferResult:
+        node = self._node
+        member = node.roster.get(slot.node)
+        if member is None or member.ref != slot.owner or member.beat.transfer is None:
+            raise SourceGone(f"{slot.node} is gone")
+        if not 0 <= slot.arena < len(member.beat.arenas):
+            raise SourceGone("there is no such arena")
+        handle = member.beat.arenas[slot.arena]
+        wanted = sum(len(into) for _, into in ranges)
+        timeout_s = self._times.timeout_s + wanted / self._times.least_bytes_per_s
+        slices = [ReadSlice(handle, slot.offset + at, into) for at, into in ranges]
+        try:
+            peer = await node.endpoint.connect(
+                member.beat.transfer, timeout_s=CONNECT_TIMEOUT_S
+            )
+            return await peer.read(
+                slices,
+                timeout_s=timeout_s,
+                priority=Priority.BACKGROUND,
+                purpose=PURPOSE,
+            )
+        except TransferError as error:
+            if error.kind == "corrupt":
+                raise CorruptSource(str(error)) from error
+            raise SourceGone(str(error)) from error
