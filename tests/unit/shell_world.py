@@ -52,6 +52,7 @@ from kvtide.prefill.settings import PrefillSettings
 from kvtide.prefill.shell import PrefillService
 from kvtide.runtime import SystemClock
 from kvtide.transfer import MemoryFabric
+from kvtide.worker.service import Chassis
 
 SECRET = b"s" * 32
 FACTS = ModelFacts(
@@ -287,11 +288,11 @@ async def world_of(role: Role, pool: Pool, model: Model) -> AsyncGenerator[World
 
 def _service(world: World, engine: EngineThread) -> PrefillService | DecodeService:
     pool = cast("PoolClient", world.pool)
+    chassis = Chassis(world.node, engine, pool, world.registry)
     if world.role is Role.PREFILL:
-        settings = PrefillSettings(drain_s=1)
-        return PrefillService(world.node, engine, pool, settings, world.registry)
+        return PrefillService(chassis, PrefillSettings(drain_s=1))
     decode = DecodeSettings(drain_s=1, kv_tokens=1024, silence_s=0.1)
-    return DecodeService(world.node, engine, pool, decode, world.registry)
+    return DecodeService(chassis, decode)
 
 
 def prefill_work(name: str, tokens: int, *, reuse: int = 0) -> PrefillWork:

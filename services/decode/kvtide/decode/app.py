@@ -4,16 +4,11 @@ import asyncio
 
 from prometheus_client import CollectorRegistry
 
-from kvtide.bus import open_node
-from kvtide.bus.messages import NodeState
 from kvtide.decode.settings import DecodeSettings
 from kvtide.decode.shell import DecodeService
-from kvtide.engine.errors import EngineError
-from kvtide.engine.worker import engine_of
 from kvtide.kv import Role
-from kvtide.pool import PoolClient
-from kvtide.runtime import Clock, ConfigError
-from kvtide.runtime.health import HealthServer, Readiness
+from kvtide.runtime import Clock
+from kvtide.worker.app import serve_worker
 
 
 async def serve(
@@ -28,31 +23,11 @@ async def serve(
     Raises:
         ConfigError: a setting can't be used, or the model can't be served.
     """
-    roles = (Role.DECODE,)
-    async with open_node(
-        settings, roles, clock=clock, registry=registry, stop=stop
-    ) as node:
-
-        def readiness() -> Readiness:
-            return Readiness(node.state is NodeState.READY, node.state)
-
-        health = HealthServer(
-            registry=registry,
-            readiness=readiness,
-            host=settings.listen,
-            port=settings.http_port,
-        )
-        engine = engine_of(settings)
-        with health:
-            node.set_http(health.url)
-            async with PoolClient(node, registry=registry) as pool:
-                engine.start()
-                service = DecodeService(node, engine, pool, settings, registry)
-                await service.start()
-                try:
-                    await engine.failed_or(stop)
-                except EngineError as error:
-                    raise ConfigError(str(error), key="model") from error
-                finally:
-                    await service.close()
-                    await engine.close()
+    await serve_worker(
+        settings,
+        (Role.DECODE,),
+        lambda chassis: [DecodeService(chassis, settings)],
+        stop=stop,
+        registry=registry,
+        clock=clock,
+    )

@@ -1,13 +1,13 @@
 """The decode worker's batch: who has memory, who runs, what is said. Pure."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import assert_never
 
 from kvtide.bus.messages import (
     Ack,
     DecodeLoad,
     DecodeWork,
-    RefuseCode,
     TokenAck,
     TokenPage,
     TokenPull,
@@ -21,16 +21,17 @@ from kvtide.decode.farewell import Farewells
 from kvtide.decode.handover import EarlyWords, Said
 from kvtide.decode.holdings import Holdings
 from kvtide.decode.intake import (
-    TOO_LATE,
     crowded,
-    misfit,
     next_rows,
     predicted_start_ms,
+    unfit,
 )
 from kvtide.decode.limits import DecodeLimits
 from kvtide.decode.pages import PageLedger
 from kvtide.decode.sequence import BlockKeys, Phase, Sequence, unknown_page
 from kvtide.kv import NodeRef, RequestRef
+from kvtide.worker.custody import TOO_LATE, Readiness, Refusal, refused, released
+from kvtide.worker.events import OwnerSaid
 
 
 class DecodeMachine:
@@ -52,7 +53,7 @@ class DecodeMachine:
         self._limits = limits
         self._keys = keys
         self._model: events.ModelLoaded | None = None
-        self._draining = False
+        self._readiness = Readiness()
         self._held = Holdings(limits)
         self._early = EarlyWords(limits)
         self._farewells = Farewells(limits)
@@ -139,17 +140,8 @@ class DecodeMachine:
         match event:
             case events.WorkArrived(work):
                 self._out.append(events.Reply(self._work(work)))
-            case events.CancelArrived(cancel):
-                ref = RequestRef(cancel.request, cancel.attempt)
-                self._held.cancel(self._held.owners.cancel(ref, self._now_s))
-                self._out.append(events.Reply(Ack()))
-            case events.OwnedArrived(owned):
-                for ref in self._held.owners.listed(
-                    owned.owner, owned.seq, owned.requests, self._now_s
-                ):
-                    self._held.cancel(ref)
-            case events.MemberGone(node):
-                self._member_gone(node)
+            case events.CancelArrived() | events.OwnedArrived() | events.MemberGone():
+                self._owner_said(event)
             case events.AckArrived(ack):
                 self._ack(ack)
             case events.PullArrived(pull):
@@ -159,6 +151,14 @@ class DecodeMachine:
             case _:
                 assert_never(event)
 
+    def _owner_said(self, event: OwnerSaid) -> None:
+        for ref in released(self._held.owners, event, self._now_s):
+            self._held.cancel(ref)
+        if isinstance(event, events.CancelArrived):
+            self._out.append(events.Reply(Ack()))
+        elif isinstance(event, events.MemberGone):
+            self._prefill_gone(event.node)
+
     def _work(self, work: DecodeWork) -> WorkAccepted | WorkRefused:
         ref = RequestRef(work.request, work.attempt)
         standing = self._held.owners.judge(ref, work.gateway, self._now_s)
@@ -166,10 +166,7 @@ class DecodeMachine:
             return WorkAccepted(request=ref.request, attempt=ref.attempt, start_ms=0.0)
         taken = TOO_LATE.get(standing) or self._take(work)
         if not isinstance(taken, Sequence):
-            code, reason = taken
-            return WorkRefused(
-                request=ref.request, attempt=ref.attempt, code=code, reason=reason
-            )
+            return refused(ref, taken)
         others = self._held.all()
         start_ms = predicted_start_ms(
             taken, others, self._held.pages, self._limits, self._step_ms
@@ -179,17 +176,11 @@ class DecodeMachine:
             taken.handover.hear(said, self._now_s)
         return WorkAccepted(request=ref.request, attempt=ref.attempt, start_ms=start_ms)
 
-    def _take(self, work: DecodeWork) -> Sequence | tuple[RefuseCode, str]:
-        if work.worker not in (None, self._me):
-            return RefuseCode.OTHER_LIFE, "it was meant for another life of this worker"
-        if self._draining:
-            return RefuseCode.DRAINING, "the worker is ending"
+    def _take(self, work: DecodeWork) -> Sequence | Refusal:
+        refusal = unfit(work, self._readiness, self._me)
         model = self._model
-        if model is None:
-            return RefuseCode.LOADING, "the model is still loading"
-        refusal = misfit(work, model)
-        if refusal is not None:
-            return refusal
+        if refusal is not None or model is None:
+            return refusal or TOO_LATE[Standing.STALE]
         taken = Sequence.of(work, self._keys(work), model, self._limits, self._now_s)
         others = self._held.all()
         return (
@@ -197,9 +188,7 @@ class DecodeMachine:
             or taken
         )
 
-    def _member_gone(self, node: NodeRef) -> None:
-        for ref in self._held.owners.gone(node):
-            self._held.cancel(ref)
+    def _prefill_gone(self, node: NodeRef) -> None:
         for one in self._held.all():
             if one.handover.gone(node):
                 self._pull(one)
@@ -327,13 +316,14 @@ class DecodeMachine:
         match event:
             case events.ModelLoaded():
                 self._model = event
+                self._readiness = replace(self._readiness, model=event)
                 self._held.pages = PageLedger(
                     event.capacity_tokens // event.block_tokens
                 )
             case events.StoreAttached(attached):
                 self._held.attached = attached
             case events.Drain():
-                self._draining = True
+                self._readiness = replace(self._readiness, draining=True)
             case events.GiveUp():
                 for one in self._held.all():
                     if one.phase is not Phase.ENDED:

@@ -1,15 +1,11 @@
 """What a decode machine is told, and what it tells its shell to do. Pure."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from kvtide.bus.messages import (
-    Cancel,
     DecodeWork,
     HandoverPlan,
     HandoverState,
-    Message,
-    Owned,
     PartsReady,
     PartSums,
     PrefillDone,
@@ -19,25 +15,31 @@ from kvtide.bus.messages import (
     TokenPull,
 )
 from kvtide.kv import BlockKey, Located, NodeRef, RequestRef, SlotRef
+from kvtide.worker.custody import ServedModel
+from kvtide.worker.events import (
+    CancelArrived,
+    Drain,
+    Fenced,
+    Free,
+    GiveUp,
+    MemberGone,
+    OpenFailed,
+    OwnedArrived,
+    Reply,
+    StepOutcome,
+    StoreAttached,
+    Tick,
+    ToGateway,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class ModelLoaded:
-    """The engine has the model. Sizes are in tokens; ``layers`` counts."""
+class ModelLoaded(ServedModel):
+    """The engine has the model. ``layers`` counts; memory is for ``capacity_tokens``."""
 
-    model: str
-    max_tokens: int
-    block_tokens: int
     layers: int
     eos_token_ids: tuple[int, ...]
     capacity_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoreAttached:
-    """The store on this host can (or can no longer) be written to."""
-
-    attached: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +47,6 @@ class WorkArrived:
     """Answered with a ``Reply``."""
 
     work: DecodeWork
-
-
-@dataclass(frozen=True, slots=True)
-class CancelArrived:
-    """Answered with a ``Reply``."""
-
-    cancel: Cancel
-
-
-@dataclass(frozen=True, slots=True)
-class OwnedArrived:
-    """A gateway's list of what it has here."""
-
-    owned: Owned
-
-
-@dataclass(frozen=True, slots=True)
-class MemberGone:
-    """This life of a node has ended."""
-
-    node: NodeRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +68,6 @@ class HandoverSaid:
     """Prefill says something by itself."""
 
     message: HandoverPlan | PartsReady | PrefillDone | PrefillFailed
-
-
-@dataclass(frozen=True, slots=True)
-class OpenFailed:
-    """An ``Open`` made no run; what is asked of it fails. ``Free`` ends it all the same."""
-
-    ref: RequestRef
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +112,6 @@ class PartsRead:
     missed: tuple[LayerPart, ...]
 
 
-class StepOutcome(StrEnum):
-    """How an engine step ended."""
-
-    DONE = "done"
-    FAILED = "failed"
-
-
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """The token that was drawn for a row."""
@@ -181,28 +147,6 @@ class BlocksPut:
     ref: RequestRef
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """Take no new work."""
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Fail all that is not finished."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fenced:
-    """This process was thought dead and is a new life now: drop all, silently."""
-
-    me: NodeRef
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
 Heard = (
     WorkArrived
     | CancelArrived
@@ -217,21 +161,6 @@ Progressed = (
 )
 Turned = ModelLoaded | StoreAttached | Drain | GiveUp | Fenced | Tick
 Event = Heard | Progressed | OpenFailed | Turned
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The answer to the event that is being handled."""
-
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class ToGateway:
-    """Publish to the ``tokens`` inbox of a gateway."""
-
-    gateway: NodeRef
-    message: Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,13 +258,6 @@ class PutBlocks:
     ref: RequestRef
     put: int
     blocks: tuple[KeyedBlock, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Free:
-    """Close the run."""
-
-    ref: RequestRef
 
 
 Command = (

@@ -3,29 +3,22 @@
 from collections.abc import Sequence as Many
 
 from kvtide.bus.messages import DecodeWork, RefuseCode
-from kvtide.bus.ownership import Standing
-from kvtide.decode.events import ModelLoaded, Row
+from kvtide.decode.events import Row
 from kvtide.decode.limits import DecodeLimits
 from kvtide.decode.pages import PageLedger
 from kvtide.decode.sequence import Phase, Sequence
-
-TOO_LATE = {
-    Standing.STALE: (RefuseCode.STALE_ATTEMPT, "a newer attempt is known, or it ended"),
-    Standing.CANCELLED: (RefuseCode.CANCELLED, "this attempt was cancelled"),
-    Standing.FENCED: (RefuseCode.STALE_ATTEMPT, "a newer life of the gateway is known"),
-}
-"""The refusals of work that comes too late."""
+from kvtide.kv import NodeRef
+from kvtide.worker.custody import Readiness, Refusal
 
 
-def misfit(work: DecodeWork, model: ModelLoaded) -> tuple[RefuseCode, str] | None:
+def unfit(work: DecodeWork, ready: Readiness, me: NodeRef) -> Refusal | None:
     """Why this work can't be done here at all."""
-    if work.model != model.model:
-        return RefuseCode.UNKNOWN_MODEL, f"this worker serves {model.model}"
-    if not 0 < work.prompt_tokens <= len(work.tokens) < model.max_tokens:
-        return RefuseCode.TOO_LARGE, f"fewer than {model.max_tokens} tokens fit"
-    if len(work.keys) < (len(work.tokens) - 1) // model.block_tokens:
-        return RefuseCode.TOO_LARGE, "a key for each full block is missing"
-    return None
+    refusal = ready.unfit(work, me)
+    if refusal is None and ready.model is not None:
+        longest = ready.model.max_tokens
+        if not 0 < work.prompt_tokens <= len(work.tokens) < longest:
+            return RefuseCode.TOO_LARGE, f"fewer than {longest} tokens fit"
+    return refusal
 
 
 def crowded(
@@ -34,7 +27,7 @@ def crowded(
     pages: PageLedger,
     limits: DecodeLimits,
     step_ms: float,
-) -> tuple[RefuseCode, str] | None:
+) -> Refusal | None:
     """Why this sequence can't be taken, or not soon enough."""
     if sequence.pages > pages.capacity:
         tokens = pages.capacity * sequence.block_tokens

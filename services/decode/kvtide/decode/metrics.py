@@ -3,14 +3,17 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from kvtide.bus.messages import DecodeFailed, DecodeLoad, Tokens
+from kvtide.kv import Role
 from kvtide.runtime.metrics import LATENCY_BUCKETS_S
+from kvtide.worker.metrics import WorkerMetrics
 
 
-class DecodeMetrics:
+class DecodeMetrics(WorkerMetrics):
     """``kvtide_decode_…`` of one process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Register; once a registry."""
+        super().__init__(registry, Role.DECODE)
         self._ended = Counter(
             "kvtide_decode_ended",
             "Requests by how they ended",
@@ -36,18 +39,6 @@ class DecodeMetrics:
             "kvtide_decode_before_first_token_seconds",
             "Where the time before the first token went",
             ["part"],
-            buckets=LATENCY_BUCKETS_S,
-            registry=registry,
-        )
-        self._failures = Counter(
-            "kvtide_decode_operation_failures",
-            "Operations that ended in an error nobody foresaw",
-            ["operation"],
-            registry=registry,
-        )
-        self._step = Histogram(
-            "kvtide_decode_step_seconds",
-            "Duration of an engine step",
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
@@ -77,14 +68,6 @@ class DecodeMetrics:
     def put(self, outcome: str) -> None:
         """A block was offered to the pool."""
         self._put.labels(outcome).inc()
-
-    def operation_failed(self, operation: str) -> None:
-        """An operation has raised what nobody foresaw."""
-        self._failures.labels(operation).inc()
-
-    def stepped(self, seconds: float) -> None:
-        """A step has ended."""
-        self._step.observe(seconds)
 
     def load(self, load: DecodeLoad) -> None:
         """The load as it is reported."""

@@ -4,14 +4,11 @@ Each operation ends with the event that the machine waits for. One that raises w
 nobody foresaw is ended by the shell, with ``failed_end``.
 """
 
-from dataclasses import dataclass
-
 import structlog
 
-from kvtide.bus import BusError, Hop, Node
+from kvtide.bus import BusError, Hop
 from kvtide.bus.messages import (
     Ack,
-    DecodeWork,
     HandoverPull,
     HandoverState,
     HandoverTaken,
@@ -22,11 +19,11 @@ from kvtide.decode.events import LayerPart
 from kvtide.decode.metrics import DecodeMetrics
 from kvtide.decode.settings import DecodeSettings
 from kvtide.engine.errors import EngineError
-from kvtide.engine.memory import KEY, VALUE, KvRun
-from kvtide.engine.thread import EngineThread
-from kvtide.kv import KeySpace, Lease, Role
-from kvtide.pool import PartRead, PartSink, PoolClient, PoolError, Put
+from kvtide.engine.memory import KEY, VALUE
+from kvtide.kv import Lease, Role
+from kvtide.pool import PartRead, PoolError, Put
 from kvtide.runtime import LimitError
+from kvtide.worker.service import Chassis, OpenRun
 
 ASK_TIMEOUT_S = 2.0
 PUT_LANE = "put"
@@ -34,41 +31,16 @@ PUT_LANE = "put"
 log = structlog.get_logger("kvtide.decode")
 
 
-@dataclass(slots=True)
-class Held:
-    """What the shell keeps for a sequence that has pages."""
-
-    work: DecodeWork
-    space: KeySpace
-    run: KvRun
-
-    def sink(self, block: int) -> PartSink:
-        """Where the parts of a block go."""
-        size = self.space.layout.block_tokens
-
-        def part(number: int) -> memoryview:
-            layer, kind = divmod(number, 2)
-            start = block * size
-            return self.run.part(layer, VALUE if kind else KEY, start, start + size)
-
-        return part
-
-
 class Operations:
     """The operations of one decode worker."""
 
     def __init__(
-        self,
-        node: Node,
-        engine: EngineThread,
-        pool: PoolClient,
-        settings: DecodeSettings,
-        metrics: DecodeMetrics,
+        self, chassis: Chassis, settings: DecodeSettings, metrics: DecodeMetrics
     ) -> None:
         """None of these is owned."""
-        self._node = node
-        self._engine = engine
-        self._pool = pool
+        self._node = chassis.node
+        self._engine = chassis.engine
+        self._pool = chassis.pool
         self._settings = settings
         self._metrics = metrics
 
@@ -96,7 +68,7 @@ class Operations:
             return events.TakenAnswered(taken.ref, acked=False)
         return events.TakenAnswered(taken.ref, acked=isinstance(answer, Ack))
 
-    async def read_copies(self, held: Held, read: events.ReadCopies) -> events.Event:
+    async def read_copies(self, held: OpenRun, read: events.ReadCopies) -> events.Event:
         """Read whole blocks from the pool."""
         outcomes = await self._pool.read_blocks(
             [copy.located for copy in read.copies],
@@ -123,7 +95,7 @@ class Operations:
             )
         return events.CopiesRead(read.ref, good, missed)
 
-    async def read_parts(self, held: Held, read: events.ReadParts) -> events.Event:
+    async def read_parts(self, held: OpenRun, read: events.ReadParts) -> events.Event:
         """Read parts from prefill's slots."""
         size = held.space.layout.block_tokens
         reads: list[PartRead] = []
@@ -155,7 +127,7 @@ class Operations:
             )
         return events.PartsRead(read.ref, tuple(good), tuple(missed))
 
-    async def put_blocks(self, held: Held, put: events.PutBlocks) -> events.Event:
+    async def put_blocks(self, held: OpenRun, put: events.PutBlocks) -> events.Event:
         """Offer generated blocks to the pool; if it will not have them, so be it."""
         size = held.space.layout.block_tokens
         ref = put.ref
@@ -181,7 +153,7 @@ class Operations:
         return events.BlocksPut(ref)
 
 
-def _write(held: Held, put: events.PutBlocks, granted: Put) -> None:
+def _write(held: OpenRun, put: events.PutBlocks, granted: Put) -> None:
     layout = held.space.layout
     for index, one in enumerate(put.blocks):
         if not granted.writable(index):

@@ -1,36 +1,38 @@
 """What a prefill machine is told, and what it tells its shell to do. Pure."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from kvtide.bus.messages import (
-    Cancel,
     HandoverPull,
     HandoverTaken,
     Message,
-    Owned,
     PartSums,
     PrefillWork,
     PutBlock,
     PutSlot,
 )
 from kvtide.kv import Located, NodeRef, RequestRef
+from kvtide.worker.custody import ServedModel
+from kvtide.worker.events import (
+    CancelArrived,
+    Drain,
+    Fenced,
+    Free,
+    GiveUp,
+    MemberGone,
+    OpenFailed,
+    OwnedArrived,
+    Reply,
+    StepOutcome,
+    StoreAttached,
+    Tick,
+    ToGateway,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class ModelLoaded:
-    """The engine has the model. Sizes are in tokens."""
-
-    model: str
-    max_tokens: int
-    block_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoreAttached:
-    """The store on this host can (or can no longer) be written to."""
-
-    attached: bool
+class ModelLoaded(ServedModel):
+    """The engine has the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +50,6 @@ class WorkArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelArrived:
-    """Answered with a ``Reply``."""
-
-    cancel: Cancel
-
-
-@dataclass(frozen=True, slots=True)
-class OwnedArrived:
-    """A gateway's list of what it has here."""
-
-    owned: Owned
-
-
-@dataclass(frozen=True, slots=True)
-class MemberGone:
-    """This life of a node has ended."""
-
-    node: NodeRef
-
-
-@dataclass(frozen=True, slots=True)
 class PullArrived:
     """Decode asks for the hand-over's state. Answered with a ``Reply``."""
 
@@ -80,14 +61,6 @@ class TakenArrived:
     """Decode wants nothing more. Answered with a ``Reply``."""
 
     taken: HandoverTaken
-
-
-@dataclass(frozen=True, slots=True)
-class OpenFailed:
-    """An ``Open`` made no run; what is asked of it fails. ``Free`` ends it all the same."""
-
-    ref: RequestRef
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +89,6 @@ class PartsWritten:
     parts: tuple[PartSums, ...]
 
 
-class StepOutcome(StrEnum):
-    """How an engine step ended."""
-
-    DONE = "done"
-    ABORTED = "aborted"
-    FAILED = "failed"
-
-
 @dataclass(frozen=True, slots=True)
 class StepEnded:
     """Ends a ``Step``: nobody writes for its chunks any more."""
@@ -141,28 +106,6 @@ class Committed:
     ref: RequestRef
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """Take no new work."""
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Fail all that is not done."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fenced:
-    """This process was thought dead and is a new life now: drop all, silently."""
-
-    me: NodeRef
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
 Heard = (
     WorkArrived | CancelArrived | OwnedArrived | PullArrived | TakenArrived | MemberGone
 )
@@ -172,25 +115,10 @@ Event = Heard | Progressed | OpenFailed | Turned
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """The answer to the event that is being handled."""
-
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
 class ToDecode:
     """Publish to the ``handover`` inbox of a decode worker."""
 
     decode: NodeRef
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class ToGateway:
-    """Publish to the ``tokens`` inbox of a gateway."""
-
-    gateway: NodeRef
     message: Message
 
 
@@ -268,13 +196,6 @@ class Commit:
 @dataclass(frozen=True, slots=True)
 class Release:
     """Give the lease back to the store."""
-
-    ref: RequestRef
-
-
-@dataclass(frozen=True, slots=True)
-class Free:
-    """Close the run."""
 
     ref: RequestRef
 

@@ -1,58 +1,31 @@
 """Whether new work is taken, and what comes next. Pure."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from kvtide.bus.messages import PrefillLoad, PrefillWork, RefuseCode
-from kvtide.bus.ownership import Standing
 from kvtide.kv import NodeRef, RequestRef
-from kvtide.prefill.events import ChunkSpec, ModelLoaded
+from kvtide.prefill.events import ChunkSpec
 from kvtide.prefill.job import Job, Phase
 from kvtide.prefill.limits import PrefillLimits
-from kvtide.prefill.pace import Pace
-
-TOO_LATE = {
-    Standing.STALE: (RefuseCode.STALE_ATTEMPT, "a newer attempt is known, or it ended"),
-    Standing.CANCELLED: (RefuseCode.CANCELLED, "this attempt was cancelled"),
-    Standing.FENCED: (RefuseCode.STALE_ATTEMPT, "a newer life of the gateway is known"),
-}
-"""The refusals of work that comes too late."""
+from kvtide.worker.custody import Readiness, Refusal
+from kvtide.worker.pace import Pace
 
 
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """What a worker has to work with."""
-
-    model: ModelLoaded | None = None
-    attached: bool = False
-    draining: bool = False
-
-    def unfit(self, work: PrefillWork, me: NodeRef) -> tuple[RefuseCode, str] | None:
-        """Why this work can't be done here at all."""
-        if work.worker not in (None, me):
-            return RefuseCode.OTHER_LIFE, "it was meant for another life of this worker"
-        if self.draining:
-            return RefuseCode.DRAINING, "the worker is ending"
-        if self.model is None:
-            return RefuseCode.LOADING, "the model is still loading"
-        if not self.attached:
+def unfit(work: PrefillWork, ready: Readiness, me: NodeRef) -> Refusal | None:
+    """Why this work can't be done here at all."""
+    refusal = ready.unfit(work, me)
+    if refusal is None and ready.model is not None:
+        longest = ready.model.max_tokens
+        if not 0 < len(work.tokens) <= longest:
+            return RefuseCode.TOO_LARGE, f"at most {longest} tokens"
+        if not ready.attached:
             return RefuseCode.NO_STORE, "no store on this host to put blocks into"
-        return _misfit(work, self.model)
-
-
-def _misfit(work: PrefillWork, model: ModelLoaded) -> tuple[RefuseCode, str] | None:
-    if work.model != model.model:
-        return RefuseCode.UNKNOWN_MODEL, f"this worker serves {model.model}"
-    if not 0 < len(work.tokens) <= model.max_tokens:
-        return RefuseCode.TOO_LARGE, f"at most {model.max_tokens} tokens"
-    if len(work.keys) < (len(work.tokens) - 1) // model.block_tokens:
-        return RefuseCode.TOO_LARGE, "a key for each full block is missing"
-    return None
+    return refusal
 
 
 def crowded(
     work: PrefillWork, jobs: Sequence[Job], limits: PrefillLimits, pace: Pace
-) -> tuple[RefuseCode, str] | None:
+) -> Refusal | None:
     """Why this work can't be done soon enough."""
     queued = [job for job in jobs if job.waits]
     if len(queued) >= limits.queued or len(jobs) >= limits.jobs:

@@ -3,14 +3,17 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from kvtide.bus.messages import PrefillDone, PrefillFailed, PrefillLoad
+from kvtide.kv import Role
 from kvtide.runtime.metrics import LATENCY_BUCKETS_S
+from kvtide.worker.metrics import WorkerMetrics
 
 
-class PrefillMetrics:
+class PrefillMetrics(WorkerMetrics):
     """``kvtide_prefill_…`` of one process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Register; once a registry."""
+        super().__init__(registry, Role.PREFILL)
         self._ended = Counter(
             "kvtide_prefill_ended",
             "Prefills by how they ended",
@@ -29,18 +32,6 @@ class PrefillMetrics:
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
-        self._failures = Counter(
-            "kvtide_prefill_operation_failures",
-            "Operations that ended in an error nobody foresaw",
-            ["operation"],
-            registry=registry,
-        )
-        self._step = Histogram(
-            "kvtide_prefill_step_seconds",
-            "Duration of an engine step",
-            buckets=LATENCY_BUCKETS_S,
-            registry=registry,
-        )
         self._queued = Gauge(
             "kvtide_prefill_queued", "Prompts that wait", registry=registry
         )
@@ -54,14 +45,6 @@ class PrefillMetrics:
         self._tokens.labels("pool").inc(message.reused_tokens)
         self._tokens.labels("computed").inc(message.computed_tokens)
         self._queue.observe(message.times.queue_ms / 1000)
-
-    def operation_failed(self, operation: str) -> None:
-        """An operation has raised what nobody foresaw."""
-        self._failures.labels(operation).inc()
-
-    def stepped(self, seconds: float) -> None:
-        """A step has ended."""
-        self._step.observe(seconds)
 
     def load(self, load: PrefillLoad) -> None:
         """The load as it is reported."""

@@ -19,17 +19,18 @@ from kvtide.kv import NodeRef, RequestRef
 from kvtide.prefill import events
 from kvtide.prefill.events import Command, Event, Heard, Progressed, Turned
 from kvtide.prefill.intake import (
-    TOO_LATE,
-    Readiness,
     crowded,
     load_of,
     next_chunks,
     next_to_prepare,
     predicted_start_ms,
+    unfit,
 )
 from kvtide.prefill.job import Job, Phase
 from kvtide.prefill.limits import PrefillLimits
-from kvtide.prefill.pace import Pace
+from kvtide.worker.custody import TOO_LATE, Readiness, refused, released
+from kvtide.worker.events import OwnerSaid
+from kvtide.worker.pace import Pace
 
 
 class PrefillMachine:
@@ -107,23 +108,22 @@ class PrefillMachine:
         match event:
             case events.WorkArrived(work):
                 self._out.append(events.Reply(self._work(work)))
-            case events.CancelArrived(cancel):
-                ref = RequestRef(cancel.request, cancel.attempt)
-                self._cancel(self._owners.cancel(ref, self._now_s))
-                self._out.append(events.Reply(Ack()))
-            case events.OwnedArrived(owned):
-                for ref in self._owners.listed(
-                    owned.owner, owned.seq, owned.requests, self._now_s
-                ):
-                    self._cancel(ref)
+            case events.CancelArrived() | events.OwnedArrived() | events.MemberGone():
+                self._owner_said(event)
             case events.PullArrived(pull):
                 self._pull(RequestRef(pull.request, pull.attempt))
             case events.TakenArrived(taken):
                 self._taken(RequestRef(taken.request, taken.attempt))
-            case events.MemberGone(node):
-                self._member_gone(node)
             case _:
                 assert_never(event)
+
+    def _owner_said(self, event: OwnerSaid) -> None:
+        for ref in released(self._owners, event, self._now_s):
+            self._cancel(ref)
+        if isinstance(event, events.CancelArrived):
+            self._out.append(events.Reply(Ack()))
+        elif isinstance(event, events.MemberGone):
+            self._decode_gone(event.node)
 
     def _work(self, work: PrefillWork) -> WorkAccepted | WorkRefused:
         ref = RequestRef(work.request, work.attempt)
@@ -132,15 +132,12 @@ class PrefillMachine:
             return self._accepted(ref)
         refusal = (
             TOO_LATE.get(standing)
-            or self._readiness.unfit(work, self._me)
+            or unfit(work, self._readiness, self._me)
             or crowded(work, tuple(self._jobs.values()), self._limits, self._compute)
         )
         model = self._readiness.model
         if refusal is not None or model is None:
-            code, reason = refusal or TOO_LATE[Standing.STALE]
-            return WorkRefused(
-                request=ref.request, attempt=ref.attempt, code=code, reason=reason
-            )
+            return refused(ref, refusal or TOO_LATE[Standing.STALE])
         self._cancel(self._owners.held(ref.request))
         self._owners.hold(ref, work.gateway)
         self._jobs[ref] = Job.of(work, model.block_tokens, self._now_s)
@@ -185,9 +182,7 @@ class PrefillMachine:
             chunk.ref == job.ref and chunk.end == job.end for chunk in self._step.chunks
         )
 
-    def _member_gone(self, node: NodeRef) -> None:
-        for ref in self._owners.gone(node):
-            self._cancel(ref)
+    def _decode_gone(self, node: NodeRef) -> None:
         for job in list(self._jobs.values()):
             decode = job.work.decode
             if decode.node == node.node and decode.epoch <= node.epoch:

@@ -1,235 +1,111 @@
 """The prefill worker's thin shell: messages and results in, commands carried out."""
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import structlog
-from prometheus_client import CollectorRegistry
 
-from kvtide.bus import Gone, Hop, Incoming, Node, Restarted, RosterEvent, Subscription
+from kvtide.bus import Hop
 from kvtide.bus.messages import (
-    Cancel,
-    HandoverPull,
-    HandoverTaken,
+    AnyMessage,
+    Load,
     Message,
-    NodeState,
-    Owned,
     PartSums,
     PrefillDone,
     PrefillFailed,
+    PrefillLoad,
     PrefillWork,
 )
-from kvtide.bus.outbox import Outbox
-from kvtide.engine.errors import EngineError, RunClosed, StepCancelled
+from kvtide.engine.errors import RunClosed, StepCancelled
 from kvtide.engine.loading import LoadedModel
-from kvtide.engine.memory import KvRun
-from kvtide.engine.thread import EngineThread
-from kvtide.kv import KeySpace, Lease, NodeRef, RequestRef, Role, SpaceId
-from kvtide.pool import PartSink, PoolClient, PoolError, Put
+from kvtide.kv import Lease, NodeRef, RequestRef, Role
+from kvtide.pool import PoolError, Put
 from kvtide.prefill import events
 from kvtide.prefill.compute import Announce, ChunkWork, StepCompute
 from kvtide.prefill.ends import failed_end
+from kvtide.prefill.messages import HOPS, event_of
 from kvtide.prefill.metrics import PrefillMetrics
 from kvtide.prefill.queue import PrefillMachine
 from kvtide.prefill.settings import PrefillSettings
-from kvtide.runtime import KvtideError, TaskScope
+from kvtide.worker.service import Chassis, OpenRun, WorkerService
 
 LANE = "prefill"
-TICK_S = 0.05
-GIVE_UP_S = 5.0
-
-_Operation = Callable[[], Coroutine[Any, Any, events.Event | None]]
 
 log = structlog.get_logger("kvtide.prefill")
 
 
 @dataclass(slots=True)
-class _Held:
+class _Held(OpenRun):
     """What the shell keeps for a job that is open."""
 
     work: PrefillWork
-    space: KeySpace
-    run: KvRun
     put: Put | None = None
 
 
-class PrefillService:
-    """A prefill worker on a node, an engine and a pool that others own.
+class PrefillService(WorkerService[events.Event, events.Command]):
+    """The prefill role of a worker."""
 
-    ``start`` returns at once; the node says READY when the model is loaded and the
-    store on this host can be written to. ``close`` drains, then ends everything.
-    """
-
-    def __init__(
-        self,
-        node: Node,
-        engine: EngineThread,
-        pool: PoolClient,
-        settings: PrefillSettings,
-        registry: CollectorRegistry,
-    ) -> None:
+    def __init__(self, chassis: Chassis, settings: PrefillSettings) -> None:
         """Nothing runs before ``start``."""
-        self._node = node
-        self._engine = engine
-        self._pool = pool
+        machine = PrefillMachine(chassis.node.ref, settings.limits())
+        self._metrics = PrefillMetrics(chassis.registry)
+        super().__init__(
+            chassis,
+            Role.PREFILL,
+            HOPS,
+            machine,
+            self._metrics,
+            drain_s=settings.drain_s,
+        )
         self._settings = settings
-        self._machine = PrefillMachine(node.ref, settings.limits())
-        self._metrics = PrefillMetrics(registry)
-        self._outbox = Outbox(node.bus)
-        self._tasks = TaskScope(on_error=self._task_failed)
-        self._subscriptions: list[Subscription] = []
-        self._model: LoadedModel | None = None
-        self._store: NodeRef | None = None
         self._held: dict[RequestRef, _Held] = {}
         self._step: StepCompute | None = None
-        self._closed = False
         self._shared = False
 
-    # ---- life
+    def _loaded(self, model: LoadedModel) -> events.Event:
+        facts = model.facts
+        return events.ModelLoaded(facts.name, facts.max_tokens, facts.block_tokens)
 
-    async def start(self) -> None:
-        """Listen, and take work as soon as the model is loaded."""
-        self._node.on_fenced(self._fenced)
-        self._node.on_member(self._member)
-        for hop in (Hop.WORK, Hop.CONTROL):
-            self._subscriptions.append(
-                await self._node.inbox(Role.PREFILL, hop, self._heard)
-            )
-        self._tasks.spawn(self._outbox.run(), name="prefill outbox")
-        self._tasks.spawn(self._load_model(), name="prefill model")
-        self._tasks.spawn(self._tick(), name="prefill tick")
-
-    async def close(self) -> None:
-        """Take no more work, let what runs end within the limit, free everything."""
-        self._node.set_state(NodeState.DRAINING)
-        self._tell(events.Drain())
-        await self._until_idle(self._settings.drain_s)
-        self._tell(events.GiveUp())
-        await self._until_idle(GIVE_UP_S)
-        await self._outbox.flushed(timeout_s=1.0)
-        for subscription in self._subscriptions:
-            await subscription.close()
-        self._closed = True
-        await self._tasks.close()
+    async def _drop_all(self) -> None:
         for held in self._held.values():
             held.run.close()
             if held.put is not None:
                 await held.put.release()
         self._held.clear()
 
-    async def _until_idle(self, limit_s: float) -> None:
-        clock = self._node.clock
-        end_s = clock.monotonic() + limit_s
-        while not self._machine.idle and clock.monotonic() < end_s:
-            await clock.sleep(TICK_S)
+    def _reported(self, load: Load) -> None:
+        if isinstance(load, PrefillLoad):
+            self._metrics.load(load)
 
-    async def _load_model(self) -> None:
-        try:
-            model = await self._engine.model()
-        except EngineError:
-            return  # the process's owner waits for the model too, and ends
-        facts = model.facts
-        self._model = model
-        self._node.models(facts)
-        self._tell(events.ModelLoaded(facts.name, facts.max_tokens, facts.block_tokens))
+    def _event_of(self, message: AnyMessage) -> events.Event | None:
+        return event_of(message)
 
-    async def _tick(self) -> None:
-        while True:
-            self._watch_store()
-            self._tell(events.Tick())
-            self._node.report(self._machine.load())
-            self._metrics.load(self._machine.load())
-            await self._node.clock.sleep(TICK_S)
-
-    def _watch_store(self) -> None:
-        store = self._pool.store if self._pool.ready else None
-        if store != self._store:
-            if self._store is not None:
-                self._tell(events.StoreAttached(attached=False))
-            if store is not None:
-                self._tell(events.StoreAttached(attached=True))
-            self._store = store
-        if self._node.state is not NodeState.DRAINING:
-            ready = self._model is not None and store is not None
-            self._node.set_state(NodeState.READY if ready else NodeState.LOADING)
-
-    # ---- what comes in
-
-    async def _heard(self, incoming: Incoming) -> Message | None:
-        match incoming.message:
-            case PrefillWork() as work:
-                return self._tell(events.WorkArrived(work))
-            case Cancel() as cancel:
-                return self._tell(events.CancelArrived(cancel))
-            case Owned() as owned:
-                return self._tell(events.OwnedArrived(owned))
-            case HandoverPull() as pull:
-                return self._tell(events.PullArrived(pull))
-            case HandoverTaken() as taken:
-                return self._tell(events.TakenArrived(taken))
-            case other:
-                log.warning("message not for prefill", type=type(other).__name__)
-                return None
-
-    def _member(self, event: RosterEvent) -> None:
-        if isinstance(event, Gone):
-            self._tell(events.MemberGone(event.member.ref))
-        elif isinstance(event, Restarted):
-            self._tell(events.MemberGone(event.before.ref))
+    def _failed_end(self, command: events.Command, reason: str) -> events.Event | None:
+        return failed_end(command, reason)
 
     def _fenced(self, me: NodeRef) -> None:
         for held in self._held.values():
             held.put = None  # the pool's client has dropped it
-        self._tell(events.Fenced(me))
+        super()._fenced(me)
 
     # ---- what goes out
 
     def _tell(self, event: events.Event) -> Message | None:
-        """Tell the machine, do what it says; its reply if it has one."""
         shared = self._engine.contended(LANE)
         if shared != self._shared:
             self._shared = shared
-            self._tell(events.EngineShared(shared=shared))
-        reply: Message | None = None
-        waiting = deque([] if self._closed else [event])
-        while waiting:
-            now_s = self._node.clock.monotonic()
-            for command in self._machine.handle(waiting.popleft(), now_s):
-                if isinstance(command, events.Reply):
-                    reply = command.message
-                else:
-                    waiting.extend(self._carry_out(command))
-        return reply
-
-    def _carry_out(self, command: events.Command) -> tuple[events.Event, ...]:
-        """Do it; what the machine is to be told if that failed.
-
-        One that fails must not take those after it along.
-        """
-        try:
-            self._do(command)
-        except Exception as error:  # noqa: BLE001 - as above
-            ended = self._failed(command, error)
-            return () if ended is None else (ended,)
-        return ()
+            super()._tell(events.EngineShared(shared=shared))
+        return super()._tell(event)
 
     def _do(self, command: events.Command) -> None:
-        subjects = self._node.subjects
         match command:
             case events.ToDecode(decode, message):
-                inbox = subjects.inbox(Role.DECODE, decode.node, Hop.HANDOVER)
-                self._outbox.post(inbox, message)
-            case events.ToGateway(gateway, message):
-                inbox = subjects.inbox(Role.GATEWAY, gateway.node, Hop.TOKENS)
-                self._outbox.post(inbox, message)
+                self._to(Role.DECODE, decode, Hop.HANDOVER, message)
+            case events.ToGateway(_, message):
                 if isinstance(message, PrefillDone | PrefillFailed):
                     self._ended(message)
             case events.Step():
-                self._spawn(partial(self._run_step, command), command)
+                self._spawn(self._run_step, command, command)
             case events.Abort():
                 if self._step is not None:
                     self._step.abort()
@@ -239,17 +115,18 @@ class PrefillService:
     def _do_for_job(self, command: events.Command) -> None:
         match command:
             case events.Open(work, ref, capacity):
-                self._open(work, ref, capacity)
+                run = self._loaded_model.new_run(capacity)
+                self._held[ref] = _Held(self._space(work), run, work)
             case events.Load():
-                self._spawn(partial(self._load, command), command)
+                self._spawn(self._load, command, command)
             case events.Begin():
-                self._spawn(partial(self._begin, command), command)
+                self._spawn(self._begin, command, command)
             case events.Commit(ref):
-                self._spawn(partial(self._commit, ref), command)
+                self._spawn(self._commit, command, ref)
             case events.Release(ref):
                 held = self._held.get(ref)
                 if held is not None and held.put is not None:
-                    self._spawn(held.put.release, command)
+                    self._spawn(_release, command, held.put)
                     held.put = None
                 self._forget_if_empty(ref)
             case events.Free(ref):
@@ -258,38 +135,6 @@ class PrefillService:
                 self._forget_if_empty(ref)
             case _:
                 raise AssertionError(command)
-
-    def _spawn(self, operation: _Operation, command: events.Command) -> None:
-        name = f"prefill {_name(command)}"
-        self._tasks.spawn(self._run(operation, command), name=name)
-
-    async def _run(self, operation: _Operation, command: events.Command) -> None:
-        """Whatever happens, the operation ends with its event: nobody may hang."""
-        try:
-            ended = await operation()
-        except Exception as error:  # noqa: BLE001 - as above
-            ended = self._failed(command, error)
-        if ended is not None:
-            self._tell(ended)
-
-    def _failed(self, command: events.Command, error: Exception) -> events.Event | None:
-        name = _name(command)
-        foreseen = isinstance(error, KvtideError)
-        log.error(
-            "operation failed",
-            operation=name,
-            error=type(error).__name__,
-            reason=str(error),
-            exc_info=None if foreseen else error,
-        )
-        self._metrics.operation_failed(name)
-        return failed_end(command, str(error))
-
-    def _open(self, work: PrefillWork, ref: RequestRef, capacity: int) -> None:
-        assert self._model is not None  # noqa: S101 - the machine waits for it
-        space = SpaceId(work.tenant, self._model.facts, work.salt)
-        keys = KeySpace(self._node.secret, space)
-        self._held[ref] = _Held(work, keys, self._model.new_run(capacity))
 
     def _opened(self, ref: RequestRef) -> _Held:
         held = self._held.get(ref)
@@ -333,7 +178,7 @@ class PrefillService:
             load.copies,
             held.space.tags,
             held.space.layout,
-            [self._sink(held, load.first + i) for i in range(len(load.copies))],
+            [held.sink(load.first + i) for i in range(len(load.copies))],
             timeout_s=self._settings.load_timeout_s,
             purpose="reuse",
         )
@@ -346,17 +191,6 @@ class PrefillService:
         size = blocks * held.space.layout.slot_bytes
         ms = (clock.monotonic() - begin_s) * 1000
         return events.Loaded(load.ref, blocks, size, ms)
-
-    def _sink(self, held: _Held, block: int) -> PartSink:
-        size = held.space.layout.block_tokens
-
-        def part(number: int) -> memoryview:
-            layer, kind = divmod(number, 2)
-            return held.run.part(
-                layer, 1 if kind else 0, block * size, (block + 1) * size
-            )
-
-        return part
 
     async def _begin(self, begin: events.Begin) -> events.Event:
         held, ref = self._opened(begin.ref), begin.ref
@@ -384,8 +218,7 @@ class PrefillService:
         return events.Committed(ref)
 
     async def _run_step(self, step: events.Step) -> events.Event:
-        model = self._model
-        assert model is not None  # noqa: S101 - the machine waits for it
+        model = self._loaded_model
         chunks = [self._chunk(spec) for spec in step.chunks]
         layout = self._opened(step.chunks[0].ref).space.layout
         compute = StepCompute(chunks, layout, self._announcer(), self._node.count_step)
@@ -422,9 +255,6 @@ class PrefillService:
 
         return announce
 
-    def _task_failed(self, error: BaseException) -> None:
-        log.error("prefill task failed", exc_info=error)
 
-
-def _name(command: events.Command) -> str:
-    return type(command).__name__.lower()
+async def _release(put: Put) -> None:
+    await put.release()

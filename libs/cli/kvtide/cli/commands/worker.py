@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -104,40 +103,18 @@ async def _serve(
     """
     wait_passively()
     # these load torch
-    from kvtide.bus import open_node  # noqa: PLC0415
-    from kvtide.bus.messages import NodeState  # noqa: PLC0415
     from kvtide.decode.shell import DecodeService  # noqa: PLC0415
-    from kvtide.engine.errors import EngineError  # noqa: PLC0415
-    from kvtide.engine.worker import engine_of  # noqa: PLC0415
-    from kvtide.pool import PoolClient  # noqa: PLC0415
     from kvtide.prefill.shell import PrefillService  # noqa: PLC0415
-    from kvtide.runtime.health import HealthServer, Readiness  # noqa: PLC0415
+    from kvtide.worker.app import serve_worker  # noqa: PLC0415
 
-    async with AsyncExitStack() as stack:
-        node = await stack.enter_async_context(
-            open_node(
-                prefill, WORKER_ROLES, clock=SystemClock(), registry=registry, stop=stop
-            )
-        )
-        health = HealthServer(
-            registry=registry,
-            readiness=lambda: Readiness(node.state is NodeState.READY, node.state),
-            host=prefill.listen,
-            port=prefill.http_port,
-        )
-        stack.enter_context(health)
-        node.set_http(health.url)
-        pool = await stack.enter_async_context(PoolClient(node, registry=registry))
-        engine = engine_of(prefill)
-        engine.start()
-        stack.push_async_callback(engine.close)
-        for service in (
-            PrefillService(node, engine, pool, prefill, registry),
-            DecodeService(node, engine, pool, decode, registry),
-        ):
-            stack.push_async_callback(service.close)
-            await service.start()
-        try:
-            await engine.failed_or(stop)
-        except EngineError as error:
-            raise ConfigError(str(error), key="model") from error
+    await serve_worker(
+        prefill,
+        WORKER_ROLES,
+        lambda chassis: [
+            PrefillService(chassis, prefill),
+            DecodeService(chassis, decode),
+        ],
+        stop=stop,
+        registry=registry,
+        clock=SystemClock(),
+    )

@@ -1,0 +1,70 @@
+"""The process of a worker: one node, engine and pool under the services of its roles."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry
+
+from kvtide.bus import open_node
+from kvtide.bus.messages import NodeState
+from kvtide.engine.errors import EngineError
+from kvtide.engine.settings import WorkerSettings
+from kvtide.engine.worker import engine_of
+from kvtide.kv import Role
+from kvtide.pool import PoolClient
+from kvtide.runtime import Clock, ConfigError
+from kvtide.runtime.health import HealthServer, Readiness
+from kvtide.worker.service import Chassis
+
+
+class Service(Protocol):
+    """What a process starts and ends for each role."""
+
+    async def start(self) -> None:
+        """Begin; returns at once."""
+        ...
+
+    async def close(self) -> None:
+        """Drain, then end everything."""
+        ...
+
+
+async def serve_worker(
+    settings: WorkerSettings,
+    roles: tuple[Role, ...],
+    services: Callable[[Chassis], Sequence[Service]],
+    *,
+    stop: asyncio.Event,
+    registry: CollectorRegistry,
+    clock: Clock,
+) -> None:
+    """Run ``services`` until ``stop`` is set, then drain them, last one first.
+
+    Raises:
+        ConfigError: a setting can't be used, or the model can't be served.
+    """
+    async with AsyncExitStack() as stack:
+        node = await stack.enter_async_context(
+            open_node(settings, roles, clock=clock, registry=registry, stop=stop)
+        )
+        health = HealthServer(
+            registry=registry,
+            readiness=lambda: Readiness(node.state is NodeState.READY, node.state),
+            host=settings.listen,
+            port=settings.http_port,
+        )
+        stack.enter_context(health)
+        node.set_http(health.url)
+        pool = await stack.enter_async_context(PoolClient(node, registry=registry))
+        engine = engine_of(settings)
+        engine.start()
+        stack.push_async_callback(engine.close)
+        for service in services(Chassis(node, engine, pool, registry)):
+            stack.push_async_callback(service.close)
+            await service.start()
+        try:
+            await engine.failed_or(stop)
+        except EngineError as error:
+            raise ConfigError(str(error), key="model") from error

@@ -1,0 +1,192 @@
+"""A worker's thin shell: a driver on a real engine and a real pool, and its ends."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from kvtide.bus import Hop, Node
+from kvtide.bus.messages import Message, NodeState
+from kvtide.bus.outbox import Outbox
+from kvtide.engine.errors import EngineError
+from kvtide.engine.loading import LoadedModel
+from kvtide.engine.memory import KEY, VALUE, KvRun
+from kvtide.engine.thread import EngineThread
+from kvtide.kv import KeySpace, NodeRef, Role, SpaceId
+from kvtide.pool import PartSink, PoolClient
+from kvtide.runtime import KvtideError, TaskScope
+from kvtide.worker import events
+from kvtide.worker.custody import Work
+from kvtide.worker.driver import TICK_S, Driver, Machine, name_of
+from kvtide.worker.metrics import WorkerMetrics
+
+GIVE_UP_S = 5.0
+
+E = TypeVar("E")
+C = TypeVar("C")
+E_contra = TypeVar("E_contra", contravariant=True)
+C_co = TypeVar("C_co", covariant=True)
+
+log = structlog.get_logger("kvtide.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Chassis:
+    """What the services of a worker's process share; another owns it."""
+
+    node: Node
+    engine: EngineThread
+    pool: PoolClient
+    registry: CollectorRegistry
+
+
+class IdleMachine(Machine[E_contra, C_co], Protocol[E_contra, C_co]):
+    """A machine that says when nothing is left to be done."""
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits, runs, or is held."""
+        ...
+
+
+@dataclass(slots=True)
+class OpenRun:
+    """The memory of one sequence, and the key space that it is in."""
+
+    space: KeySpace
+    run: KvRun
+
+    def sink(self, block: int) -> PartSink:
+        """Where the parts of a block go."""
+        size = self.space.layout.block_tokens
+
+        def part(number: int) -> memoryview:
+            layer, kind = divmod(number, 2)
+            start = block * size
+            return self.run.part(layer, VALUE if kind else KEY, start, start + size)
+
+        return part
+
+
+class WorkerService(Driver[E, C]):
+    """One role of a worker.
+
+    ``start`` returns at once; the node says READY when the model is loaded and the
+    store on this host can be written to. ``close`` drains, then ends everything.
+    """
+
+    def __init__(
+        self,
+        chassis: Chassis,
+        role: Role,
+        hops: Sequence[Hop],
+        machine: IdleMachine[E, C],
+        metrics: WorkerMetrics,
+        *,
+        drain_s: float,
+    ) -> None:
+        """Nothing runs before ``start``."""
+        tasks = TaskScope(on_error=self._task_failed)
+        super().__init__(chassis.node, role, hops, machine, tasks)
+        self._engine = chassis.engine
+        self._pool = chassis.pool
+        self._idle_machine = machine
+        self._counts = metrics
+        self._drain_s = drain_s
+        self._outbox = Outbox(chassis.node.bus)
+        self._model: LoadedModel | None = None
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Listen, and take work as soon as the model is loaded."""
+        await self.listen()
+        self._tasks.spawn(self._outbox.run(), name=f"{self._role} outbox")
+        self._tasks.spawn(self._load_model(), name=f"{self._role} model")
+
+    async def close(self) -> None:
+        """Take no more work, let what runs end within the limit, free everything."""
+        self._node.set_state(NodeState.DRAINING)
+        self._tell(events.Drain())
+        await self._until_idle(self._drain_s)
+        self._tell(events.GiveUp())
+        await self._until_idle(self._give_up_s)
+        await self._outbox.flushed(timeout_s=1.0)
+        for subscription in self._subscriptions:
+            await subscription.close()
+        self._closed = True
+        await self._tasks.close()
+        await self._drop_all()
+
+    async def _until_idle(self, limit_s: float) -> None:
+        clock = self._node.clock
+        end_s = clock.monotonic() + limit_s
+        while not self._idle_machine.idle and clock.monotonic() < end_s:
+            await clock.sleep(TICK_S)
+
+    async def _load_model(self) -> None:
+        try:
+            model = await self._engine.model()
+        except EngineError:
+            return  # the process's owner waits for the model too, and ends
+        self._model = model
+        self._node.models(model.facts)
+        self._tell(self._loaded(model))
+
+    # ---- what a role knows
+
+    _give_up_s = GIVE_UP_S
+    """How long what was given up may take to end."""
+
+    @abstractmethod
+    def _loaded(self, model: LoadedModel) -> E:
+        """What the machine is told of the model."""
+
+    @abstractmethod
+    async def _drop_all(self) -> None:
+        """Close what is still open; no task runs any more."""
+
+    # ---- for a driver
+
+    @property
+    def _usable(self) -> bool:
+        return self._model is not None
+
+    def _store(self) -> NodeRef | None:
+        return self._pool.store if self._pool.ready else None
+
+    def _post(self, subject: str, message: Message) -> None:
+        self._outbox.post(subject, message)
+
+    def _failed(self, command: C, error: Exception) -> E | events.CommonEvent | None:
+        name = name_of(command)
+        foreseen = isinstance(error, KvtideError)
+        log.error(
+            "operation failed",
+            role=self._role,
+            operation=name,
+            error=type(error).__name__,
+            reason=str(error),
+            exc_info=None if foreseen else error,
+        )
+        self._counts.operation_failed(name)
+        return self._failed_end(command, str(error))
+
+    @abstractmethod
+    def _failed_end(self, command: C, reason: str) -> E | events.CommonEvent | None:
+        """The event that ends ``command`` without its result; None: nobody waits."""
+
+    def _space(self, work: Work) -> KeySpace:
+        space = SpaceId(work.tenant, self._loaded_model.facts, work.salt)
+        return KeySpace(self._node.secret, space)
+
+    @property
+    def _loaded_model(self) -> LoadedModel:
+        assert self._model is not None  # noqa: S101 - the machine waits for it
+        return self._model
+
+    def _task_failed(self, error: BaseException) -> None:
+        log.error("worker task failed", role=self._role, exc_info=error)
