@@ -17,6 +17,7 @@ from kvtide.catalog import (
 from kvtide.conductor.dispatcher import Dispatcher
 from kvtide.conductor.settings import ConductorSettings
 from kvtide.conductor.shell import ConductorService
+from kvtide.conductor.warming import warm
 from kvtide.kv import Role
 from kvtide.runtime import Clock, TaskScope
 from kvtide.runtime.health import HealthServer, Readiness
@@ -66,6 +67,7 @@ async def serve(
                 with _health(settings, node, service, writer, registry) as health:
                     node.set_http(health.url)
                     await service.start()
+                    tasks.spawn(warm(catalog, node, dispatcher), name="warm index")
                     try:
                         await stop.wait()
                     finally:

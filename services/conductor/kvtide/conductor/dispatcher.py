@@ -26,6 +26,7 @@ from kvtide.conductor.events import (
     AdmitAsked,
     BlockNews,
     BlocksMoved,
+    BlocksWarmed,
     EndHeard,
     Event,
     ExplainAsked,
@@ -107,6 +108,9 @@ class Dispatcher:
         match news:
             case BlocksMoved(store, added, dropped):
                 self._index.apply(store, added, dropped)
+            case BlocksWarmed(store, located):
+                if self._members.is_live(store):
+                    self._index.warm(store, located)
             case StoreForgotten(store):
                 self._index.forget(store)
             case StoreExact(store, exact):

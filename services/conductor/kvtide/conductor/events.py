@@ -67,6 +67,14 @@ class BlocksMoved:
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksWarmed:
+    """What a catalog says that one life of a store holds: a hint until it speaks."""
+
+    store: NodeRef
+    located: Sequence[Located]
+
+
+@dataclass(frozen=True, slots=True)
 class StoreForgotten:
     """Nothing is known of what this store holds."""
 
@@ -110,7 +118,7 @@ class Tick:
 Question = AdmitAsked | StatusAsked | ExplainAsked
 """Gets one ``Reply``."""
 
-BlockNews = BlocksMoved | StoreForgotten | StoreExact
+BlockNews = BlocksMoved | BlocksWarmed | StoreForgotten | StoreExact
 """About what stores hold."""
 
 News = PlacementHeard | EndHeard | MemberSeen | MemberGone | Fenced | Tick

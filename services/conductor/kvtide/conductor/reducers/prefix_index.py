@@ -1,34 +1,44 @@
-"""Which copy of which block is where.
+"""Which copy of which block is where, in columns (see ``key_table``, ``copy_table``).
 
-Built to be small: a key maps to one ``bytes`` of packed copies, and a store's life is a
-small number in them. To forget a store is to retire its number, whatever it held;
-``sweep`` then clears what carries retired numbers, a bounded piece at a time, and the
-number is used again only after a whole round.
+A store's life is a small number in its copies. To forget a store is to retire its number,
+whatever it held; ``sweep`` then clears what carries retired numbers, a bounded piece at a
+time, and the number is used again only after a whole round.
 """
 
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvtide.bus.messages import Dropped
-from kvtide.kv import BlockKey, Located, NodeId, NodeRef, SlotRef, Tier
+from kvtide.conductor.reducers.copy_table import CopyFields, CopyTable
+from kvtide.conductor.reducers.key_table import EMPTY, KeyTable, Rows
+from kvtide.conductor.reducers.store_lives import StoreLife, StoreLives
+from kvtide.kv import KEY_BYTES, BlockKey, Located, NodeId, NodeRef, SlotRef, Tier
 
-_COPY = struct.Struct("<HBxHxxQQQQ")
-"""Life number, tier, arena, offset, length, generation, header's xxh3."""
+TIERS: tuple[Tier, ...] = tuple(Tier)
+"""A tier's number is its position here."""
 
-_TIERS: tuple[Tier, ...] = tuple(Tier)
-_TIER_NUMBER = {tier: number for number, tier in enumerate(_TIERS)}
-MAX_LIVES = 65_535
-KNOWN_EPOCHS = 16_384
+_TIER_NUMBER = {tier: number for number, tier in enumerate(TIERS)}
+_FEW = 64
+"""Up to so many keys are looked up one by one, ending at the first that is missing."""
 
 
-@dataclass(slots=True)
-class _Life:
-    """One life of a store; ``copies`` are those of it that are in the index."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Copies of a prefix of ``blocks`` blocks, by block; true until the next change.
 
-    ref: NodeRef
-    number: int
-    copies: int = 0
+    Columns of one length: the block's position, the life number of the copy's store,
+    its tier's number, and the copy's place in the index. Copies at stores that are no
+    longer known are not among them, so a block may have none.
+    """
+
+    blocks: int
+    block: NDArray[np.int64]
+    life: NDArray[np.uint16]
+    tier: NDArray[np.uint8]
+    place: NDArray[np.int64]
 
 
 class PrefixIndex:
@@ -36,26 +46,22 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         """Start empty."""
-        self._copies: dict[BlockKey, bytes] = {}
-        self._stores: dict[NodeId, _Life] = {}
-        self._lives: dict[int, _Life] = {}
+        self._keys = KeyTable()
+        self._copies = CopyTable()
+        self.lives = StoreLives()
         self._exact: set[NodeId] = set()
-        self._epochs: dict[NodeId, int] = {}
-        self._free: list[int] = []
-        self._next_number = 0
-        self._retired: set[int] = set()
         self._sweeping: set[int] = set()
-        self._unswept: list[BlockKey] = []
+        self._swept_to = 0
 
     @property
     def blocks(self) -> int:
         """Keys in the index; those of forgotten stores count until they are swept."""
-        return len(self._copies)
+        return len(self._keys)
 
     @property
     def copies(self) -> int:
         """Copies at stores that are not forgotten."""
-        return sum(life.copies for life in self._stores.values())
+        return sum(life.copies for life in self.lives.all())
 
     def is_exact(self, store: NodeId) -> bool:
         """Whether this store's blocks are known completely."""
@@ -63,33 +69,48 @@ class PrefixIndex:
 
     def copies_at(self, store: NodeId) -> int:
         """Copies at one store."""
-        life = self._stores.get(store)
+        life = self.lives.of(store)
         return life.copies if life is not None else 0
 
     def apply(
         self, store: NodeRef, added: Sequence[Located], dropped: Sequence[Dropped]
     ) -> None:
         """Take changes of one life of a store, drops first; of an older life: nothing."""
-        life = self._life(store)
+        life = self.lives.open(store)
         if life is None:
             return
+        life.warm = False
         for drop in dropped:
             self._drop(life, drop)
         for located in added:
             if located.slot.owner == store:
                 self._add(life, located)
 
+    def warm(self, store: NodeRef, located: Sequence[Located]) -> bool:
+        """Take what a catalog says that a store holds, until the store itself speaks.
+
+        False, and nothing happens, once anything was heard of it from itself.
+        """
+        known = self.lives.of(store.node)
+        if store.node in self._exact or (known is not None and not known.warm):
+            return False
+        life = self.lives.open(store)
+        if life is None:
+            return False
+        life.warm = True
+        for copy in located:
+            if copy.slot.owner == store:
+                self._add(life, copy)
+        return True
+
     def forget(self, store: NodeId) -> None:
         """Nothing is known of this store any more."""
         self._exact.discard(store)
-        life = self._stores.pop(store, None)
-        if life is not None:
-            del self._lives[life.number]
-            self._retired.add(life.number)
+        self.lives.close(store)
 
     def forget_life(self, ref: NodeRef) -> None:
         """This life of a store is over. What a later one said already stays."""
-        life = self._stores.get(ref.node)
+        life = self.lives.of(ref.node)
         if life is not None and life.ref.epoch <= ref.epoch:
             self.forget(ref.node)
 
@@ -101,127 +122,133 @@ class PrefixIndex:
             # nothing is kept of a store that is gone
             self._exact.discard(store)
 
+    def find(self, keys: Sequence[BlockKey]) -> Found:
+        """The copies of the first keys, up to the first one that isn't in the index."""
+        rows = self._rows(keys)
+        which, places = self._copies.places(rows)
+        lives, tiers = self._copies.lives_and_tiers(places)
+        if self.lives.retired or self._sweeping:
+            live = self.lives.known[lives]
+            which, places = which[live], places[live]
+            lives, tiers = lives[live], tiers[live]
+        return Found(len(rows), which, lives, tiers, places)
+
+    def located(self, key: BlockKey, place: int) -> Located:
+        """The copy of ``key`` in a place that ``find`` gave, before any change.
+
+        Raises:
+            KeyError: its store is forgotten.
+        """
+        copy = self._copies.at(place)
+        life = self.lives.numbered(copy.life)
+        if life is None:
+            raise KeyError(key)
+        slot = SlotRef(
+            node=life.ref.node,
+            epoch=life.ref.epoch,
+            tier=TIERS[copy.tier],
+            arena=copy.arena,
+            offset=copy.offset,
+            length=copy.length,
+            generation=copy.generation,
+        )
+        return Located(key, slot, copy.header_xxh3)
+
     def prefix(self, keys: Sequence[BlockKey]) -> list[tuple[Located, ...]]:
         """The copies of the first keys, up to the first one that has none."""
-        found: list[tuple[Located, ...]] = []
-        for key in keys:
-            copies = tuple(self._located(key))
-            if not copies:
-                break
-            found.append(copies)
-        return found
+        found = self.find(keys)
+        blocks: list[list[Located]] = [[] for _ in range(found.blocks)]
+        for which, place in zip(found.block, found.place, strict=True):
+            block = int(which)
+            blocks[block].append(self.located(keys[block], int(place)))
+        whole = next((n for n, copies in enumerate(blocks) if not copies), len(blocks))
+        return [tuple(copies) for copies in blocks[:whole]]
 
     def sweep(self, limit: int) -> None:
         """Clear up to ``limit`` keys of copies at forgotten stores."""
-        if not self._unswept:
-            self._free += self._sweeping
-            self._sweeping = self._retired
-            self._retired = set()
-            if self._sweeping:
-                self._unswept = list(self._copies)
-        for _ in range(min(limit, len(self._unswept))):
-            self._clear(self._unswept.pop())
+        if self._swept_to >= self._keys.rows:
+            self.lives.reuse(self._sweeping)
+            self._sweeping, self.lives.retired = self.lives.retired, set()
+            self._swept_to = 0
+        if not self._sweeping:
+            self._swept_to = self._keys.rows
+            return
+        end = min(self._swept_to + limit, self._keys.rows)
+        self._clear(np.arange(self._swept_to, end, dtype=np.int32))
+        self._swept_to = end
 
-    def _life(self, store: NodeRef) -> _Life | None:
-        life = self._stores.get(store.node)
-        if life is not None and life.ref.epoch == store.epoch:
-            return life
-        if store.epoch < self._epochs.get(store.node, 0):
-            return None
-        if life is not None:
-            self.forget(store.node)
-        return self._open(store)
+    def _rows(self, keys: Sequence[BlockKey]) -> Rows:
+        if len(keys) <= _FEW:
+            rows: list[int] = []
+            for key in keys:
+                row = self._keys.find(key)
+                if row == EMPTY:
+                    break
+                rows.append(row)
+            return np.array(rows, dtype=np.int32)
+        sound = next((n for n, k in enumerate(keys) if len(k) != KEY_BYTES), len(keys))
+        found = self._keys.find_all(keys[:sound])
+        missing = np.flatnonzero(found == EMPTY)
+        return found[: missing[0]] if missing.size else found
 
-    def _open(self, store: NodeRef) -> _Life | None:
-        number = self._free.pop() if self._free else self._next_number
-        if number > MAX_LIVES:
-            return None
-        self._next_number = max(self._next_number, number + 1)
-        life = _Life(store, number)
-        self._stores[store.node] = life
-        self._lives[number] = life
-        self._learn(store)
-        return life
-
-    def _learn(self, store: NodeRef) -> None:
-        self._epochs[store.node] = store.epoch
-        if len(self._epochs) > KNOWN_EPOCHS + len(self._stores):
-            oldest = next(node for node in self._epochs if node not in self._stores)
-            del self._epochs[oldest]
-
-    def _located(self, key: BlockKey) -> Iterator[Located]:
-        packed = self._copies.get(key, b"")
-        for copy in _COPY.iter_unpack(packed):
-            number, tier, arena, offset, length, generation, xxh3 = copy
-            life = self._lives.get(number)
-            if life is None:
-                continue
-            slot = SlotRef(
-                node=life.ref.node,
-                epoch=life.ref.epoch,
-                tier=_TIERS[int(tier)],
-                arena=arena,
-                offset=offset,
-                length=length,
-                generation=generation,
-            )
-            yield Located(key, slot, xxh3)
-
-    def _add(self, life: _Life, located: Located) -> None:
+    def _add(self, life: StoreLife, located: Located) -> None:
         """A store has at most one copy of a key in a tier: the newest replaces it."""
-        tier = _TIER_NUMBER[located.slot.tier]
-        packed = _packed(life.number, tier, located)
-        if packed is None:
+        slot = located.slot
+        copy = CopyFields(
+            life=life.number,
+            tier=_TIER_NUMBER[slot.tier],
+            arena=slot.arena,
+            offset=slot.offset,
+            length=slot.length,
+            generation=slot.generation,
+            header_xxh3=located.header_xxh3,
+        )
+        if len(located.key) != KEY_BYTES:
             return
-        known = self._copies.get(located.key, b"")
-        others = [
-            copy for copy in _pieces(known) if _place(copy) != (life.number, tier)
-        ]
-        kept = [copy for copy in others if _place(copy)[0] in self._lives]
-        if len(others) * _COPY.size == len(known):
-            life.copies += 1
-        self._copies[located.key] = b"".join((*kept, packed))
-
-    def _drop(self, life: _Life, drop: Dropped) -> None:
-        known = self._copies.get(drop.key)
-        if known is None:
-            return
-        kept: list[bytes] = []
-        for copy in _pieces(known):
-            number, _, _, _, _, generation, _ = _COPY.unpack(copy)
-            if number == life.number and generation == drop.generation:
-                life.copies -= 1
+        row = self._keys.add(located.key)
+        try:
+            place = self._place(row, copy)
+            if place is None:
+                self._copies.append(row, copy)
+                life.copies += 1
             else:
-                kept.append(copy)
-        self._keep(drop.key, kept)
+                self._copies.replace(place, copy)
+        except OverflowError:
+            # no store has such a slot
+            if not self._copies.run(row):
+                self._keys.remove(row)
 
-    def _clear(self, key: BlockKey) -> None:
-        known = self._copies.get(key)
-        if known is not None:
-            pieces = _pieces(known)
-            self._keep(key, [c for c in pieces if _place(c)[0] in self._lives])
-
-    def _keep(self, key: BlockKey, copies: list[bytes]) -> None:
-        if copies:
-            self._copies[key] = b"".join(copies)
-        else:
-            del self._copies[key]
-
-
-def _packed(number: int, tier: int, located: Located) -> bytes | None:
-    """The copy as bytes; None if a number is none that a store could mean."""
-    slot = located.slot
-    numbers = (slot.arena, slot.offset, slot.length, slot.generation)
-    try:
-        return _COPY.pack(number, tier, *numbers, located.header_xxh3)
-    except struct.error:
+    def _place(self, row: int, copy: CopyFields) -> int | None:
+        lives, tiers = self._copies.life, self._copies.tier
+        for place in self._copies.run(row):
+            if lives[place] == copy.life and tiers[place] == copy.tier:
+                return place
         return None
 
+    def _drop(self, life: StoreLife, drop: Dropped) -> None:
+        row = self._keys.find(drop.key)
+        if row == EMPTY:
+            return
+        copies = self._copies
+        for place in reversed(copies.run(row)):
+            if copies.life[place] != life.number:
+                continue
+            if copies.generation[place] == drop.generation:
+                life.copies -= 1
+                self._remove(row, place)
 
-def _pieces(packed: bytes) -> list[bytes]:
-    size = _COPY.size
-    return [packed[start : start + size] for start in range(0, len(packed), size)]
+    def _clear(self, rows: Rows) -> None:
+        held = rows[self._copies.held(rows)]
+        which, places = self._copies.places(held)
+        lives, _ = self._copies.lives_and_tiers(places)
+        stale = np.zeros(len(self.lives.known), dtype=bool)
+        stale[list(self._sweeping)] = True
+        bad = stale[lives]
+        # from the back, for what is last in a run takes the place of what goes
+        pairs = zip(held[which[bad]].tolist(), places[bad].tolist(), strict=True)
+        for row, place in reversed(list(pairs)):
+            self._remove(row, place)
 
-
-def _place(copy: bytes) -> tuple[int, int]:
-    return int.from_bytes(copy[:2], "little"), copy[2]
+    def _remove(self, row: int, place: int) -> None:
+        if self._copies.remove(row, place) == 0:
+            self._keys.remove(row)
