@@ -38,6 +38,8 @@ from kvtide.bus.messages.membership import (
     ArenaGrant,
     ArenaRequest,
     Beat,
+    Bound,
+    ChangeRoles,
     ConductorLoad,
     DecodeLoad,
     GatewayLoad,
@@ -45,6 +47,7 @@ from kvtide.bus.messages.membership import (
     Load,
     NodeState,
     PrefillLoad,
+    StepSample,
     StoreLoad,
 )
 from kvtide.bus.messages.pool import (
@@ -147,6 +150,7 @@ AnyMessage = (
     | DrainState
     | Beat
     | Goodbye
+    | ChangeRoles
     | ArenaGrant
     | ArenaRequest
     | StatusQuery
@@ -166,8 +170,10 @@ __all__ = [
     "Beat",
     "BlockState",
     "BlocksChanged",
+    "Bound",
     "Cancel",
     "CandidateEstimate",
+    "ChangeRoles",
     "CommitBlock",
     "ConductorLoad",
     "DecodeFailed",
@@ -230,6 +236,7 @@ __all__ = [
     "SnapshotPull",
     "StatusQuery",
     "StatusReply",
+    "StepSample",
     "StoreLoad",
     "TokenAck",
     "TokenPage",

@@ -22,10 +22,41 @@ class NodeState(StrEnum):
     DRAINING = "draining"
 
 
+class Bound(StrEnum):
+    """What an engine step mostly waits for.
+
+    ``MEMORY``: reading the weights, whatever the batch; ``COMPUTE``: its tokens' work.
+    """
+
+    COMPUTE = "compute"
+    MEMORY = "memory"
+
+
+class StepSample(msgspec.Struct, frozen=True, array_like=True):
+    """One measured engine step, for cost models to be fitted to.
+
+    ``rows`` sequences had ``new`` tokens computed, which attended to ``attended`` pairs
+    of (new token, token before it or itself) in all: of a prefill chunk from ``start``
+    to ``end`` that is ``(end - start) * (start + end + 1) / 2``, of a decode row its KV
+    tokens.
+    """
+
+    rows: int
+    new: int
+    attended: float
+    ms: float
+
+
 class PrefillLoad(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="prefill"
 ):
-    """A prefill worker's queue. Rates are tokens per second, measured."""
+    """A prefill worker's queue. Rates are measured, 0 before anything was.
+
+    ``tokens_per_s`` are computed tokens of a step's time, ``reused_tokens_per_s`` and
+    ``load_bytes_per_s`` loaded ones of a load's. ``queue_ms`` is when a prompt that
+    came now is predicted to begin. ``step`` is the last step; ``busy_share`` is the
+    recent share of time in which the engine computed a step for this role.
+    """
 
     queued: int = 0
     queued_tokens: int = 0
@@ -33,12 +64,23 @@ class PrefillLoad(
     running_tokens_left: int = 0
     tokens_per_s: float = 0.0
     load_bytes_per_s: float = 0.0
+    reused_tokens_per_s: float = 0.0
+    queue_ms: float = 0.0
+    step: StepSample | None = None
+    busy_share: float = 0.0
+    bound: Bound | None = None
 
 
 class DecodeLoad(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="decode"
 ):
-    """A decode worker's batch and memory. ``step_ms`` is the recent mean."""
+    """A decode worker's batch and memory. ``step_ms`` is the recent mean.
+
+    ``kv_tokens_used`` are bound to sequences, ``kv_tokens_promised`` to ones that wait.
+    ``tbt_ms`` is the tightest target of those that run (0: none has one), and
+    ``preempted`` counts those that had to give their memory up for a while, since the
+    start. ``step``, ``busy_share`` and ``bound`` as in ``PrefillLoad``.
+    """
 
     waiting: int = 0
     running: int = 0
@@ -46,6 +88,11 @@ class DecodeLoad(
     kv_tokens_promised: int = 0
     kv_tokens_capacity: int = 0
     step_ms: float = 0.0
+    tbt_ms: float = 0.0
+    preempted: int = 0
+    step: StepSample | None = None
+    busy_share: float = 0.0
+    bound: Bound | None = None
 
 
 class StoreLoad(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="store"):
@@ -112,6 +159,17 @@ class Goodbye(Message, frozen=True, tag="goodbye"):
     """The node ends by itself and holds nothing any more."""
 
     node: NodeRef
+
+
+class ChangeRoles(Message, frozen=True, tag="change_roles"):
+    """Conductor → a worker: do these roles from now on → ``Ack`` or ``Failure``.
+
+    What the worker no longer does it finishes first; its beats say at once which roles
+    take work. ``worker`` is the life that is meant. Idempotent.
+    """
+
+    worker: NodeRef
+    roles: tuple[Role, ...]
 
 
 class ArenaGrant(Message, frozen=True, tag="arena_grant"):

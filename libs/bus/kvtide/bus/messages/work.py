@@ -42,7 +42,8 @@ class PrefillWork(Message, frozen=True, tag="prefill_work"):
     ``worker`` is the life that was chosen: a later life of the node refuses it.
 
     ``keys`` are those of the full blocks of ``tokens`` (the last token's KV is made by
-    decode, which feeds it). ``salt`` and ``tenant`` name the key space.
+    decode, which feeds it). ``salt`` and ``tenant`` name the key space. ``ttft_ms`` is
+    the client's target, None if it has none; after ``deadline_ms`` nobody waits.
     """
 
     request: RequestId
@@ -57,6 +58,7 @@ class PrefillWork(Message, frozen=True, tag="prefill_work"):
     decode: NodeRef
     deadline_ms: float
     worker: NodeRef | None = None
+    ttft_ms: float | None = None
 
 
 class DecodeWork(Message, frozen=True, tag="decode_work"):
@@ -67,7 +69,8 @@ class DecodeWork(Message, frozen=True, tag="decode_work"):
     ``len(tokens) - prompt_tokens`` of the answer. ``max_new_tokens`` counts the whole
     answer, earlier attempts included. ``stop_token_ids`` end the answer unless
     ``ignore_eos``. ``prefill`` is None when everything is in the pool. ``worker`` is the
-    life that was chosen: a later life of the node refuses it.
+    life that was chosen: a later life of the node refuses it. ``tbt_ms`` is the client's
+    target for the time between two tokens, None if it has none.
     """
 
     request: RequestId
@@ -88,6 +91,7 @@ class DecodeWork(Message, frozen=True, tag="decode_work"):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     worker: NodeRef | None = None
+    tbt_ms: float | None = None
 
 
 class WorkAccepted(Message, frozen=True, tag="work_accepted"):

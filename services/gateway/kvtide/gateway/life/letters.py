@@ -80,6 +80,7 @@ class Letters:
             decode=placed.decode,
             deadline_ms=left_ms,
             worker=placed.prefill,
+            ttft_ms=spec.ttft_ms,
         )
 
     def decode(
@@ -106,4 +107,5 @@ class Letters:
             ignore_eos=spec.ignore_eos,
             deadline_ms=left_ms,
             worker=placed.decode,
+            tbt_ms=spec.tbt_ms,
         )
