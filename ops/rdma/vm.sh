@@ -4,13 +4,13 @@
 # usage: vm.sh [--timeout SECONDS] [--memory MIB] [--cpus N] [--verbose] COMMAND
 #        vm.sh --prepare                      only build the image
 #
-# Boots a Debian 12 kernel in qemu under software emulation, so that no hardware and no
+# Boots a Debian kernel in qemu under software emulation, so that no hardware and no
 # /dev/kvm is needed, with two Soft-RoCE devices: rxe0 (10.77.0.1) and rxe1 (10.77.1.1).
 # This repository is mounted read-only at /share, which is the working directory. The
 # guest's own files are gone when it stops. COMMAND, run by bash, writes to our stdout;
 # its exit status is ours; 124: timed out; 125: this script or the guest failed.
 #
-# Needs Debian 12 on x86-64 and root. KVTIDE_RDMA_CACHE is where the image is kept
+# Needs Debian on x86-64 and root. KVTIDE_RDMA_CACHE is where the image is kept
 # (default ~/.cache/kvtide/rdma).
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin
@@ -58,8 +58,7 @@ mkdir "$run/init"
     echo 'export PYTHONPATH=/site:$(echo /share/libs/* /share/services/* | tr " " :)'
     printf 'exec bash -c %q\n' "$1"
 } >"$run/init/run.sh"
-busybox=$(command -v busybox)
-(cd "$run/init" && find . | "$busybox" cpio -o -H newc 2>/dev/null) >"$run/run.cpio"
+(cd "$run/init" && find . | "$image/busybox" cpio -o -H newc 2>/dev/null) >"$run/run.cpio"
 cat "$image/initrd" "$run/run.cpio" >"$run/initrd"
 
 loglevel=quiet
