@@ -1,6 +1,7 @@
 """Free ranges of a line of bytes, or of numbers: first fit, neighbours merged."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 
 
 class Extents:
@@ -22,32 +23,61 @@ class Extents:
         """The longest free range."""
         return max(self._lengths, default=0)
 
-    @property
-    def tail(self) -> int:
-        """How much is free at the very end."""
-        if not self._starts or self._starts[-1] + self._lengths[-1] < self.length:
-            return 0
-        return self._lengths[-1]
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """All free ranges, as start and length, ascending."""
+        return zip(list(self._starts), list(self._lengths), strict=True)
 
-    def grow(self, length: int) -> None:
-        """Make the line longer; what is new is free."""
-        start = self.length
-        self.length += length
-        self.give(start, length)
+    def within(self, start: int, end: int) -> list[tuple[int, int]]:
+        """What is free of ``[start, end)``, as start and length."""
+        first = max(0, bisect_right(self._starts, start) - 1)
+        found: list[tuple[int, int]] = []
+        for i in range(first, len(self._starts)):
+            if self._starts[i] >= end:
+                break
+            low = max(start, self._starts[i])
+            high = min(end, self._starts[i] + self._lengths[i])
+            if low < high:
+                found.append((low, high - low))
+        return found
+
+    def without(self, other: "Extents") -> Iterator[tuple[int, int]]:
+        """What is free here but not in ``other``, as start and length."""
+        for start, length in self:
+            at, end = start, start + length
+            for taken, taken_length in other.within(start, end):
+                if at < taken:
+                    yield at, taken - at
+                at = taken + taken_length
+            if at < end:
+                yield at, end - at
+
+    def fit(self, length: int) -> int | None:
+        """Where the first free range of ``length`` starts; None: no room."""
+        for start, have in zip(self._starts, self._lengths, strict=True):
+            if have >= length:
+                return start
+        return None
 
     def take(self, length: int) -> int | None:
         """The start of a range of ``length`` that is no longer free; None: no room."""
-        for i, have in enumerate(self._lengths):
-            if have < length:
-                continue
-            start = self._starts[i]
-            if have == length:
-                del self._starts[i], self._lengths[i]
-            else:
-                self._starts[i] = start + length
-                self._lengths[i] = have - length
-            return start
-        return None
+        start = self.fit(length)
+        if start is not None:
+            self.cut(start, length)
+        return start
+
+    def cut(self, start: int, length: int) -> None:
+        """Have nothing of a range free, whatever of it was."""
+        for low, have in self.within(start, start + length):
+            i = bisect_right(self._starts, low) - 1
+            first, before = self._starts[i], low - self._starts[i]
+            after = first + self._lengths[i] - (low + have)
+            del self._starts[i], self._lengths[i]
+            if after:
+                self._starts.insert(i, low + have)
+                self._lengths.insert(i, after)
+            if before:
+                self._starts.insert(i, first)
+                self._lengths.insert(i, before)
 
     def give(self, start: int, length: int) -> None:
         """Make a range free that was taken."""

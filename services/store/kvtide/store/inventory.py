@@ -33,8 +33,6 @@ class Inventory:
         self._tally = tally
         self._came: dict[int, BlockRow] = {}
         self._gone: list[GoneRow] = []
-        # copies of blocks that are elsewhere too, in the order in which they go
-        self._extras: dict[int, None] = {}
 
     # ---- taking and giving slots
 
@@ -42,20 +40,18 @@ class Inventory:
         self, space: Space, key: BlockKey | None, tokens: int, now_s: float
     ) -> int | None:
         """A slot to write; evicts if it must. None: nothing may be evicted."""
-        table = self.table
+        table, size, tenant = self.table, space.slot_bytes, space.tags.tenant
         number = self.spaces.join(space)
-        slot = table.take(space.slot_bytes, space=number, tokens=tokens)
-        while slot is None:
-            extra = self._extra_victim(space.slot_bytes)
-            victims = table.victims(space.slot_bytes) if extra is None else [extra]
-            if not victims:
+        while (victims := table.over_limit(size, tenant)) is not None:
+            if not self._evicted(victims, now_s):
                 self.spaces.leave(number)
                 return None
-            for victim in victims:
-                self.drop(victim, "evicted", now_s)
-                self.free(victim)
-                self._tally.evicted += 1
-            slot = table.take(space.slot_bytes, space=number, tokens=tokens)
+        slot = self._take(number, space, tokens, now_s)
+        while slot is None:
+            if not self._evicted(table.victims(size, tenant), now_s):
+                self.spaces.leave(number)
+                return None
+            slot = self._take(number, space, tokens, now_s)
         table.key[slot] = key
         return slot
 
@@ -63,48 +59,62 @@ class Inventory:
         self, space: Space, key: BlockKey | None, tokens: int, now_s: float
     ) -> int | None:
         """As ``reserve``, but only extra copies are evicted for it."""
-        table = self.table
         number = self.spaces.join(space)
-        slot = table.take(space.slot_bytes, space=number, tokens=tokens)
+        slot = self._take(number, space, tokens, now_s)
         while slot is None:
-            victim = self._extra_victim(space.slot_bytes)
+            victim = self.table.next_extra(space.slot_bytes)
             if victim is None:
                 self.spaces.leave(number)
                 return None
             self.drop_extra(victim, now_s)
-            slot = table.take(space.slot_bytes, space=number, tokens=tokens)
-        table.key[slot] = key
+            slot = self._take(number, space, tokens, now_s)
+        self.table.key[slot] = key
         return slot
+
+    def _take(self, number: int, space: Space, tokens: int, now_s: float) -> int | None:
+        return self.table.take(
+            space.slot_bytes,
+            space=number,
+            tokens=tokens,
+            tenant=space.tags.tenant,
+            now_s=now_s,
+        )
+
+    def _evicted(self, victims: list[int], now_s: float) -> bool:
+        """Evict them all; false: there are none."""
+        for victim in victims:
+            self.evict(victim, "evicted", now_s)
+            self._tally.evicted += 1
+        return bool(victims)
+
+    def evict(self, slot: int, reason: str, now_s: float) -> None:
+        """A block goes to make room: its policy remembers that, its slot is free."""
+        self.table.evicting(slot)
+        self.drop(slot, reason, now_s)
+        self.free(slot)
+
+    def limit_memory(self, limit_bytes: int, now_s: float) -> None:
+        """Have memory behind that much of the arena; the coldest slabs go for it."""
+        while victims := self.table.limit_memory(limit_bytes):
+            self._evicted(victims, now_s)
 
     def mark_extra(self, slot: int, *, extra: bool) -> None:
         """Whether the block is elsewhere too, so that it is the first to go."""
-        if extra:
-            self._extras[slot] = None
-        else:
-            self._extras.pop(slot, None)
+        self.table.mark_extra(slot, extra=extra)
 
     def is_extra(self, slot: int) -> bool:
         """Whether the slot holds an extra copy."""
-        return slot in self._extras
+        return self.table.keeps.is_extra(slot)
 
     def drop_extra(self, slot: int, now_s: float) -> bool:
         """Drop an extra copy and free its slot; false: it is none, or it is kept."""
-        if slot not in self._extras or not self.table.evictable(slot):
+        if not self.is_extra(slot) or not self.table.evictable(slot):
             return False
-        self.drop(slot, "extra", now_s)
-        self.free(slot)
+        self.evict(slot, "extra", now_s)
         return True
-
-    def _extra_victim(self, slot_bytes: int) -> int | None:
-        table = self.table
-        for slot in self._extras:
-            if table.slot_bytes(slot) == slot_bytes and table.evictable(slot):
-                return slot
-        return None
 
     def free(self, slot: int) -> None:
         """A slot that is in use goes back, and its space with the last one of it."""
-        self._extras.pop(slot, None)
         self.table.free(slot)
         self.spaces.leave(self.table.space[slot])
 
@@ -113,11 +123,14 @@ class Inventory:
         table = self.table
         table.commit(slot, header_xxh3)
         key = table.key[slot]
-        if key is None:
-            return True
+        return key is None or self.publish(slot, key, now_s)
+
+    def publish(self, slot: int, key: BlockKey, now_s: float) -> bool:
+        """A committed slot's block is for all; false: its key was here, it is private."""
         if self.index.get(key) is not None:
-            table.key[slot] = None
+            self.table.key[slot] = None
             return False
+        self.table.key[slot] = key
         self.index.add(key, slot)
         self.came(self._row(slot), now_s)
         return True
@@ -169,6 +182,11 @@ class Inventory:
             self.table.header_xxh3[slot],
         )
 
+    def copy_of(self, key: BlockKey) -> Located | None:
+        """The copy of that block that is here."""
+        slot = self.index.get(key)
+        return None if slot is None else self.located(slot)
+
     def find(self, ref: SlotRef) -> int | None:
         """The slot, if it is in the use that ``ref`` names."""
         if ref.owner != self.store or ref.arena != ARENA:
@@ -206,7 +224,7 @@ class Inventory:
             slot = self.index.get(key)
             if slot is None or self.table.state[slot] != SlotState.COMMITTED:
                 continue
-            self.table.touch(slot)
+            self.table.touch(slot, now_s)
             if hold_until_s > now_s:
                 self.table.hold(slot, hold_until_s)
 

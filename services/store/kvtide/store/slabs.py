@@ -4,8 +4,9 @@ A size class gets slabs as it needs them; a slab of which no slot is in use may 
 back, so that several models share one arena and none starves the others for ever.
 
 Shared memory is promised more than once, and whoever writes where none is left is
-killed. So the arena is asked to back its bytes from the start on, slab by slab, and a
-slab never reaches beyond what it has backed. A refusal stands until ``back_again``.
+killed. So the arena is asked for memory slab by slab, and a slab never reaches beyond
+what has memory. A refusal stands until ``back_again``. What is in no slab may lose its
+memory again, when the host needs it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,6 +18,7 @@ from kvtide.store.extents import Extents
 
 SLOT_ALIGN_BYTES = 64
 MAX_SLAB_SLOTS = 64
+PAGE_BYTES = 4096
 
 
 Back = Callable[[int, int], bool]
@@ -27,6 +29,15 @@ def always_backed(offset: int, length: int) -> bool:
     """For an arena that is not shared with others."""
     del offset, length
     return True
+
+
+GiveBack = Callable[[int, int], None]
+"""Take the memory behind (offset, length) of the arena away; nobody uses it."""
+
+
+def nothing_given_back(offset: int, length: int) -> None:
+    """For an arena whose memory is its own."""
+    del offset, length
 
 
 @dataclass(slots=True)
@@ -66,32 +77,55 @@ class Slab:
 class Slabs:
     """Which part of the arena belongs to which size class."""
 
-    def __init__(self, arena_bytes: int, slab_bytes: int, back: Back) -> None:
+    def __init__(
+        self, arena_bytes: int, slab_bytes: int, back: Back, give_back: GiveBack
+    ) -> None:
         """No slabs yet. ``slab_bytes`` is what a slab aims at."""
         self.arena_bytes = arena_bytes
+        self.limit_bytes = arena_bytes
         self._slab_bytes = slab_bytes
         self._back = back
+        self._give_back = give_back
         self._refused = False
-        # those with memory behind them
-        self._bytes = Extents(0)
+        self._free = Extents(arena_bytes)
+        # those without memory behind them; all of them are free
+        self._bare = Extents(arena_bytes)
         self._numbers = Extents(0)
         self._offsets: list[int] = []
         self._slabs: list[Slab] = []
         self._idle: dict[int, Slab] = {}
+        self.busy_bytes = 0
 
     @property
     def slot_numbers(self) -> int:
         """How many slot numbers were ever needed at once; columns are this long."""
         return self._numbers.length
 
+    @property
+    def backed_bytes(self) -> int:
+        """How much of the arena has memory behind it."""
+        return self.arena_bytes - self._bare.free
+
     def __iter__(self) -> Iterator[Slab]:
         """All slabs by offset."""
         return iter(self._slabs)
 
+    def usable(self, start: int, end: int) -> bool:
+        """Whether ``[start, end)`` has memory behind it, or may have."""
+        more = sum(length for _, length in self._bare.within(start, end))
+        return more == 0 or (
+            not self._refused and self.backed_bytes + more <= self.limit_bytes
+        )
+
     @property
     def end(self) -> int:
         """How far slabs may reach at present."""
-        return self._bytes.length if self._refused else self.arena_bytes
+        ranges = list(self._bare)
+        if not ranges or sum(ranges[-1]) < self.arena_bytes:
+            return self.arena_bytes
+        start, length = ranges[-1]
+        more = 0 if self._refused else max(0, self.limit_bytes - self.backed_bytes)
+        return start + min(length, more)
 
     def back_again(self) -> None:
         """Some memory may be there again: the next slab may ask for it."""
@@ -99,13 +133,12 @@ class Slabs:
 
     def make(self, size_class: SizeClass) -> Slab | None:
         """A new slab out of free bytes; smaller than usual when little is left."""
-        wanted = max(1, min(MAX_SLAB_SLOTS, self._slab_bytes // size_class.stride))
-        if self._bytes.largest < wanted * size_class.stride:
-            self._lengthen(wanted * size_class.stride)
-        count = min(wanted, self._bytes.largest // size_class.stride)
-        if count < 1:
-            return None
-        offset = self._bytes.take(count * size_class.stride)
+        stride = size_class.stride
+        count = max(1, min(MAX_SLAB_SLOTS, self._slab_bytes // stride))
+        offset = self._place(count * stride)
+        if offset is None:
+            count = min(count, self._largest() // stride)
+            offset = self._place(count * stride) if count else None
         if offset is None:
             return None
         first = self._numbers.take_or_grow(count)
@@ -117,16 +150,38 @@ class Slabs:
         size_class.free.extend(slab.slots())
         return slab
 
-    def _lengthen(self, wanted: int) -> None:
-        """Have memory behind more of the arena, for ``wanted`` bytes in one piece."""
-        bounds = self._bytes
-        end = min(self.arena_bytes, bounds.length - bounds.tail + wanted)
-        if self._refused or end <= bounds.length:
-            return
-        if self._back(bounds.length, end - bounds.length):
-            bounds.grow(end - bounds.length)
-        else:
-            self._refused = True
+    def _place(self, length: int) -> int | None:
+        """Take free bytes with memory behind them; ask for memory if there are none."""
+        ranges = self._free.without(self._bare)
+        start = next((low for low, have in ranges if have >= length), None)
+        if start is None:
+            start = self._free.fit(length)
+            if start is None or not self._have_memory(start, start + length):
+                return None
+        self._free.cut(start, length)
+        return start
+
+    def _have_memory(self, start: int, end: int) -> bool:
+        if not self.usable(start, end):
+            return False
+        for low, length in self._bare.within(start, end):
+            if not self._back(low, length):
+                self._refused = True
+                return False
+            self._bare.cut(low, length)
+        return True
+
+    def _largest(self) -> int:
+        """The longest piece that a slab can have."""
+        with_memory = self._free.without(self._bare)
+        largest = max((length for _, length in with_memory), default=0)
+        if self._refused:
+            return largest
+        more = max(0, self.limit_bytes - self.backed_bytes)
+        for start, length in self._free:
+            bare = sum(have for _, have in self._bare.within(start, start + length))
+            largest = max(largest, length - max(0, bare - more))
+        return largest
 
     def unmake(self, slab: Slab) -> None:
         """Give the bytes and numbers of an idle slab back."""
@@ -136,8 +191,28 @@ class Slabs:
         own = slab.slots()
         free = slab.size_class.free
         slab.size_class.free = deque(slot for slot in free if slot not in own)
-        self._bytes.give(slab.offset, slab.length)
+        self._free.give(slab.offset, slab.length)
         self._numbers.give(slab.first, slab.count)
+
+    def return_memory(self, wanted_bytes: int) -> None:
+        """Have about that much less memory behind bytes that are in no slab."""
+        for start, length in list(self._free.without(self._bare)):
+            first = -(-start // PAGE_BYTES) * PAGE_BYTES
+            last = min(
+                start + length, first + -(-wanted_bytes // PAGE_BYTES) * PAGE_BYTES
+            )
+            last -= last % PAGE_BYTES
+            if first >= last:
+                continue
+            self._give_back(first, last - first)
+            self._bare.give(first, last - first)
+            wanted_bytes -= last - first
+            if wanted_bytes <= 0:
+                return
+
+    def idle(self) -> Slab | None:
+        """A slab with no slot in use."""
+        return next(iter(self._idle.values()), None)
 
     def idle_of_others(self, size_class: SizeClass) -> Slab | None:
         """A slab of another class with no slot in use."""
@@ -156,6 +231,7 @@ class Slabs:
     def count_busy(self, slab: Slab, change: int) -> None:
         """A slot of the slab came into use (1) or went out of it (-1)."""
         slab.busy += change
+        self.busy_bytes += change * slab.size_class.slot_bytes
         if slab.busy == 0:
             self._idle[slab.first] = slab
         else:
