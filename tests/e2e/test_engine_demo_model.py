@@ -21,7 +21,7 @@ from kvtide.engine.demo import default_cache_dir, ensure_demo_model
 from kvtide.engine.loading import LoadedModel, load_model
 from kvtide.engine.memory import KEY, VALUE, KvRun
 from kvtide.engine.runner import Chunk
-from kvtide.engine.sampler import Sampler
+from kvtide.engine.sampler import Draw, Sampler
 from kvtide.engine.sampling import SamplingParams
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -74,8 +74,9 @@ def _decode(
             ]
         )
         rows = [row for row in logits if row is not None]
-        greedy = [SamplingParams(temperature=0)] * len(rows)
-        tokens = Sampler().sample(rows, greedy, [run.length for run in runs])
+        greedy = SamplingParams(temperature=0)
+        drawn = Sampler().draw(rows, [Draw(greedy, run.length) for run in runs])
+        tokens = [one.token for one in drawn]
         for ids, token in zip(served, tokens, strict=True):
             ids.append(token)
     return served

@@ -184,6 +184,7 @@ class Model:
     runner: Runner = field(default_factory=Runner)
     broken_runs: int = 0
     runs: list[KvRun] = field(default_factory=list[KvRun])
+    grammars: None = None
 
     def new_run(self, capacity_tokens: int) -> KvRun:
         if self.broken_runs:

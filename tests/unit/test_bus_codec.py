@@ -49,6 +49,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return values(hint.__supertype__)
     parts = get_args(hint)
     if get_origin(hint) is tuple:
+        if Ellipsis not in parts:
+            return st.tuples(*map(values, parts))
         return st.lists(values(parts[0]), max_size=4).map(tuple)
     if parts:
         return st.one_of([values(part) for part in parts])

@@ -32,10 +32,10 @@ from kvtide.bus.messages import (
     TokenAck,
 )
 from kvtide.decode.compute import RowWork, compute_step
+from kvtide.decode.draws import Drawer
 from kvtide.decode.events import Row
 from kvtide.engine.memory import KvRun
 from kvtide.engine.runner import Chunk, Runner as EngineRunner
-from kvtide.engine.sampler import Sampler
 from kvtide.kv import NodeRef, RequestId, RequestRef, Role
 from kvtide.runtime import LimitError
 
@@ -194,7 +194,7 @@ def test_rows_of_one_step_fail_alone_and_the_others_keep_their_tokens() -> None:
         for name, last in (("a", 3), ("b", 29), ("c", 29), ("d", 4))
     ]
     runner = cast("EngineRunner", BrokenRow())
-    sampled, failed = compute_step(runner, Sampler(), rows)
+    sampled, failed = compute_step(runner, Drawer(), rows)
     assert [(one.ref.request, one.token) for one in sampled] == [("a", 7), ("d", 7)]
     assert [one.ref.request for one in failed] == ["b", "c"]
     for work in rows:

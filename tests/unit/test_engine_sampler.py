@@ -1,6 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from kvtide.engine.distribution import weights_of
 from kvtide.engine.errors import NonFiniteLogits
-from kvtide.engine.sampler import Sampler, filtered
+from kvtide.engine.sampler import Draw, Sampler
 from kvtide.engine.sampling import SamplingParams, uniform
 
 VOCAB = 1000
@@ -22,6 +24,15 @@ VOCAB = 1000
 def _logits(rows: int, seed: int = 1, scale: float = 2.5) -> torch.Tensor:
     noise = torch.Generator().manual_seed(seed)
     return scale * torch.randn(rows, VOCAB, generator=noise)
+
+
+def _draw(
+    logits: torch.Tensor | Sequence[torch.Tensor],
+    params: Sequence[SamplingParams],
+    places: Sequence[int],
+) -> list[int]:
+    draws = [Draw(one, place) for one, place in zip(params, places, strict=True)]
+    return [drawn.token for drawn in Sampler().draw(logits, draws)]
 
 
 def _reference(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
@@ -53,13 +64,30 @@ def _reference(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     ],
 )
 def test_distribution_is_that_of_transformers(params: SamplingParams):
-    for row in _logits(4):
-        ours = torch.from_numpy(filtered(row, params))
+    # beside a row of each other kind: filters must not reach over
+    others = [
+        SamplingParams(top_k=7),
+        SamplingParams(top_p=0.4),
+        SamplingParams(min_p=0.3),
+    ]
+    rows = _logits(4)
+    for row in rows:
+        batch = torch.cat((row[None], rows[:3]))
+        ours = weights_of(batch, [params, *others])[0]
 
         assert torch.equal(ours > 0, _reference(row, params) > 0)
         torch.testing.assert_close(
             (ours / ours.sum()).double(), _reference(row, params), rtol=1e-5, atol=1e-7
         )
+
+
+def test_a_nucleus_wider_than_the_head_is_whole():
+    """Flat distributions: most of a large vocabulary is inside."""
+    flat = 0.1 * torch.randn(2, 5000, generator=torch.Generator().manual_seed(3))
+    params = [SamplingParams(top_p=0.9), SamplingParams(top_p=0.01)]
+    weights = weights_of(flat, params)
+    for row, mine, one in zip(flat, weights, params, strict=True):
+        assert torch.equal(mine > 0, _reference(row, one) > 0)
 
 
 def test_draws_follow_the_distribution():
@@ -68,7 +96,7 @@ def test_draws_follow_the_distribution():
     row = _logits(1)
     expected = _reference(row[0], params)
     draws = 20_000
-    drawn = Sampler().sample(row.expand(draws, -1), [params] * draws, range(draws))
+    drawn = _draw(row.expand(draws, -1), [params] * draws, range(draws))
     counts = torch.bincount(torch.tensor(drawn), minlength=VOCAB).double()
 
     assert bool((counts[expected == 0] == 0).all())
@@ -87,11 +115,9 @@ def test_a_token_is_the_same_alone_and_in_any_batch():
         for i in range(12)
     ]
     places = [100 + i for i in range(12)]
-    together = Sampler().sample(logits, params, places)
-    alone = [
-        Sampler().sample([logits[i]], [params[i]], [places[i]])[0] for i in range(12)
-    ]
-    backwards = Sampler().sample(logits.flip(0), params[::-1], places[::-1])
+    together = _draw(logits, params, places)
+    alone = [_draw([logits[i]], [params[i]], [places[i]])[0] for i in range(12)]
+    backwards = _draw(logits.flip(0), params[::-1], places[::-1])
 
     assert together == alone == backwards[::-1]
 
@@ -106,8 +132,8 @@ def test_noise_moves_a_token_only_at_an_edge():
         i
         for i, (a, b) in enumerate(
             zip(
-                Sampler().sample(logits, params, places),
-                Sampler().sample(noisy, params, places),
+                _draw(logits, params, places),
+                _draw(noisy, params, places),
                 strict=True,
             )
         )
@@ -124,7 +150,7 @@ def test_temperature_near_zero_takes_the_largest(temperature: float):
     logits = _logits(3)
     params = [SamplingParams(temperature, top_k=2, seed=i) for i in range(3)]
 
-    assert Sampler().sample(logits, params, [1, 2, 3]) == logits.argmax(-1).tolist()
+    assert _draw(logits, params, [1, 2, 3]) == logits.argmax(-1).tolist()
 
 
 def test_a_hidden_token_is_never_drawn():
@@ -133,7 +159,7 @@ def test_a_hidden_token_is_never_drawn():
     logits[:, 5] = 1.0
     params = [SamplingParams(seed=i) for i in range(200)]
 
-    assert set(Sampler().sample(logits, params, [0] * 200)) == {3, 5}
+    assert set(_draw(logits, params, [0] * 200)) == {3, 5}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -141,22 +167,34 @@ def test_refuses_logits_that_are_no_numbers(bad: float):
     logits = _logits(3)
     logits[1, 7] = bad
     with pytest.raises(NonFiniteLogits) as caught:
-        Sampler().sample(logits, [SamplingParams()] * 3, [0, 0, 0])
+        _draw(logits, [SamplingParams()] * 3, [0, 0, 0])
 
     assert caught.value.row == 1
 
 
 def test_logprobs_are_those_of_the_raw_logits():
-    logits = _logits(2)
-    chosen = logits.argmin(-1).tolist()
-    first, second = Sampler().logprobs(logits, chosen, 3)
+    """Whatever changes the draw: temperature, bans, biases, penalties."""
+    logits = _logits(3)
+    least = logits.argmin(-1).tolist()
+    wild = SamplingParams(
+        temperature=0, logprobs=3, logit_bias=((least[0], 100.0), (5, -100.0))
+    )
+    none = SamplingParams(temperature=3.0, top_k=2)
+    own = SamplingParams(temperature=0, logprobs=0)
+    draws = [Draw(wild, 0), Draw(none, 0), Draw(own, 0)]
+    first, second, third = Sampler().draw(logits, draws)
     expected = torch.log_softmax(logits, -1)
 
-    assert first.token_id == chosen[0]
-    assert first.logprob == pytest.approx(float(expected[0].min()))
-    assert second.top_ids == tuple(logits[1].topk(3).indices.tolist())
-    assert second.top_logprobs[0] == pytest.approx(float(expected[1].max()))
+    assert first.logprobs is not None
+    assert first.token == first.logprobs.token_id == least[0]
+    assert first.logprobs.logprob == pytest.approx(float(expected[0].min()))
+    assert first.logprobs.top_ids == tuple(logits[0].topk(3).indices.tolist())
+    assert first.logprobs.top_logprobs[0] == pytest.approx(float(expected[0].max()))
+    assert second.logprobs is None
+    assert third.logprobs is not None
+    assert third.logprobs.top_ids == ()
+    assert third.logprobs.logprob == pytest.approx(float(expected[2].max()))
 
 
 def test_nothing_to_sample():
-    assert Sampler().sample([], [], []) == []
+    assert Sampler().draw([], []) == []

@@ -13,6 +13,8 @@ EngineError               (a KvtideError)
 ├── RunClosed             a run that was used after its `close`
 ├── StepCancelled         a step given up between two layers
 ├── InvalidSampling       a sampling parameter out of its range
+├── InvalidGrammar        a schema, regex or grammar that can't be held to
+├── GrammarFailed         a grammar that broke while an answer was made
 └── NonFiniteLogits       NaN in the logits: the step's output can't be trusted
 """
 # ruff: noqa: N818  names say what happened
@@ -127,6 +129,23 @@ class InvalidSampling(EngineError, ValueError):
         self.field = field
         self.value = value
         self.allowed = allowed
+
+
+class InvalidGrammar(EngineError, ValueError):
+    """A grammar is wrong, too costly, or uses what is not implemented."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(f"the {kind} can't be used: {reason}")
+        self.kind = kind
+        self.reason = reason
+
+
+class GrammarFailed(EngineError):
+    """An answer can't go on under its grammar: a limit was reached."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the grammar failed: {reason}")
+        self.reason = reason
 
 
 class NonFiniteLogits(EngineError):

@@ -13,6 +13,7 @@ from kvtide.engine.attention import VARIANT
 from kvtide.engine.decoder import Decoder
 from kvtide.engine.errors import ModelUnavailable, UnsupportedModel
 from kvtide.engine.facts import ModelFacts
+from kvtide.engine.grammars import Grammars, GrammarVocabulary
 from kvtide.engine.heap import return_freed_memory
 from kvtide.engine.hub import fetch_from_hub
 from kvtide.engine.linear import WeightForm
@@ -35,10 +36,15 @@ class LoadedModel:
 
     facts: ModelFacts
     runner: Runner
+    grammars: Grammars
 
     def new_run(self, capacity_tokens: int) -> KvRun:
         """Make the KV memory of a new sequence; the caller closes it."""
         return KvRun(self.facts, capacity_tokens)
+
+    def close(self) -> None:
+        """End what it runs beside the caller; runs are closed by their owners."""
+        self.grammars.close()
 
 
 def load_model(
@@ -93,7 +99,10 @@ def load_model(
         block_tokens=block_tokens,
     )
     decoder = Decoder(architecture, weights, _DTYPES[dtype])
-    return LoadedModel(facts, Runner(decoder, facts))
+    vocabulary = GrammarVocabulary(
+        folder / "tokenizer.json", facts.vocab_size, facts.eos_token_ids
+    )
+    return LoadedModel(facts, Runner(decoder, facts), Grammars(vocabulary))
 
 
 def _folder(source: str | Path, cache_dir: Path | None, report: Progress) -> Path:

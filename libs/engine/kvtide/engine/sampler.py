@@ -2,24 +2,53 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from kvtide.engine.adjust import Mask, adjusted
+from kvtide.engine.distribution import edges_of
 from kvtide.engine.errors import NonFiniteLogits
+from kvtide.engine.history import TokenHistory
 from kvtide.engine.sampling import SamplingParams, uniform
 from kvtide.engine.threads import one_thread
 
-Weights = NDArray[np.float32]
+# numbers in a batch up to which one thread is as fast as all
+_SERIAL_NUMBERS = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What is wanted of one row of logits.
+
+    Raises:
+        ValueError: ``params`` penalise, and there is no history.
+
+    Attributes:
+        position: the index that the new token gets in its whole sequence, prompt and
+            generated tokens together.
+        banned: ids that can't be drawn, unless nothing else is left.
+        history: needed where ``params`` penalise.
+        mask: the ids that a grammar allows, packed as llguidance has them.
+    """
+
+    params: SamplingParams
+    position: int
+    banned: tuple[int, ...] = ()
+    history: TokenHistory | None = None
+    mask: Mask | None = None
+
+    def __post_init__(self) -> None:
+        if self.params.penalises and self.history is None:
+            raise ValueError("penalties need the sequence's history")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities of one position, before temperature and filters.
+    """Log-probabilities of one position: of the model's own logits, unchanged.
 
     `top_ids` and `top_logprobs` are the likeliest tokens, likeliest first.
     """
@@ -28,6 +57,14 @@ class TokenLogprobs:
     logprob: float
     top_ids: tuple[int, ...]
     top_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One row's token; its log-probabilities if they were asked for."""
+
+    token: int
+    logprobs: TokenLogprobs | None = None
 
 
 class Sampler:
@@ -39,85 +76,73 @@ class Sampler:
     """
 
     @torch.inference_mode()
-    def sample(
-        self,
-        logits: Tensor | Sequence[Tensor],
-        params: Sequence[SamplingParams],
-        positions: Sequence[int],
-    ) -> list[int]:
+    def draw(
+        self, logits: Tensor | Sequence[Tensor], draws: Sequence[Draw]
+    ) -> list[Drawn]:
         """Draw one token for each row of logits [batch, vocab].
-
-        `positions[i]` is the index that row i's new token gets in its whole sequence,
-        prompt and generated tokens together.
 
         Raises:
             NonFiniteLogits: a row holds NaN or infinity, or nothing but -infinity.
-            ValueError: the three lengths differ.
+            ValueError: the two lengths differ.
         """
         rows = _rows(logits)
-        if not len(rows) == len(params) == len(positions):
-            message = f"{len(rows)} rows, {len(params)} params, {len(positions)} places"
-            raise ValueError(message)
-        if not len(rows):
+        if len(rows) != len(draws):
+            raise ValueError(f"{len(rows)} rows, {len(draws)} draws")
+        if not draws:
             return []
         _refuse_non_finite(rows)
-        tokens: list[int] = rows.argmax(-1).tolist()
-        with one_thread():
-            for i, wanted in enumerate(params):
-                if not wanted.greedy:
-                    tokens[i] = _draw(rows[i], wanted, positions[i])
-        return tokens
-
-    @torch.inference_mode()
-    def logprobs(
-        self, logits: Tensor | Sequence[Tensor], tokens: Sequence[int], top: int
-    ) -> list[TokenLogprobs]:
-        """Log-probabilities of chosen tokens and of the `top` likeliest of each row."""
-        rows = _rows(logits)
-        every = torch.log_softmax(rows, -1)
-        values, ids = every.topk(top, -1)
-        return [
-            TokenLogprobs(
-                token_id=token,
-                logprob=float(every[i, token]),
-                top_ids=tuple(ids[i].tolist()),
-                top_logprobs=tuple(values[i].tolist()),
-            )
-            for i, token in enumerate(tokens)
-        ]
+        with _few_threads(rows):
+            changed = adjusted(rows, draws)
+            tokens: list[int] = changed.argmax(-1).tolist()
+            drawing = [i for i, draw in enumerate(draws) if not draw.params.greedy]
+            if drawing:
+                part = changed if len(drawing) == len(draws) else changed[drawing]
+                chosen = _invert(part, [draws[i] for i in drawing])
+                for i, token in zip(drawing, chosen, strict=True):
+                    tokens[i] = token
+            reported = _reported(rows, tokens, draws)
+        return [Drawn(token, reported.get(i)) for i, token in enumerate(tokens)]
 
 
-def filtered(logits: Tensor, params: SamplingParams) -> Weights:
-    """Weights float32 [vocab] after temperature, top_k, top_p and min_p.
-
-    They are probabilities up to a factor: the last two filters don't renormalise.
-    """
-    scaled = (logits - logits.max()) / params.temperature
-    if 0 < params.top_k < len(scaled):
-        smallest = scaled.topk(params.top_k).values[-1]
-        scaled = scaled.masked_fill(scaled < smallest, float("-inf"))
-    weights: Weights = torch.softmax(scaled, -1).numpy()
-    if params.top_p < 1:
-        weights = np.where(weights >= _nucleus_edge(weights, params.top_p), weights, 0)
-    if params.min_p > 0:
-        weights = np.where(weights >= params.min_p * weights.max(), weights, 0)
-    return weights
-
-
-def _nucleus_edge(weights: Weights, top_p: float) -> np.float32:
-    """The least weight in the smallest set of likeliest tokens with mass top_p."""
-    falling = np.sort(weights)[::-1]
-    likelier_mass = np.cumsum(falling, dtype=np.float64) - falling
-    return falling[np.searchsorted(likelier_mass, top_p) - 1]
-
-
-def _draw(logits: Tensor, params: SamplingParams, position: int) -> int:
-    """Invert the distribution over token ids at the position's uniform number."""
-    edges = np.cumsum(filtered(logits, params), dtype=np.float64)
-    target = uniform(params.seed, params.choice, position) * edges[-1]
+def _invert(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+    """Invert each row's distribution over ids at its position's uniform number."""
+    edges = edges_of(logits, [draw.params for draw in draws])
+    numbers = [
+        uniform(draw.params.seed, draw.params.choice, draw.position) for draw in draws
+    ]
+    whole = edges[:, -1:]
+    target = torch.tensor(numbers, dtype=edges.dtype, device=edges.device)[:, None]
     # rounding must not push it onto the last edge, behind which is no token
-    target = min(target, np.nextafter(edges[-1], 0.0))
-    return int(np.searchsorted(edges, target, side="right"))
+    target = torch.minimum(target * whole, torch.nextafter(whole, whole.new_zeros(1)))
+    return torch.searchsorted(edges, target, right=True)[:, 0].tolist()
+
+
+def _reported(
+    rows: Tensor, tokens: Sequence[int], draws: Sequence[Draw]
+) -> dict[int, TokenLogprobs]:
+    wanted = {
+        i: draw.params.logprobs
+        for i, draw in enumerate(draws)
+        if draw.params.logprobs is not None
+    }
+    if not wanted:
+        return {}
+    places = list(wanted)
+    every = torch.log_softmax(rows[places], -1)
+    column = torch.tensor([[tokens[i]] for i in places], device=rows.device)
+    own: list[float] = every.gather(1, column)[:, 0].tolist()
+    values, ids = every.topk(min(max(wanted.values()), every.shape[-1]), -1)
+    tops = zip(ids.tolist(), values.tolist(), strict=True)
+    return {
+        i: TokenLogprobs(tokens[i], mine, tuple(top[:n]), tuple(likely[:n]))
+        for (i, n), mine, (top, likely) in zip(wanted.items(), own, tops, strict=True)
+    }
+
+
+def _few_threads(rows: Tensor) -> contextlib.AbstractContextManager[None]:
+    if rows.device.type == "cpu" and rows.numel() <= _SERIAL_NUMBERS:
+        return one_thread()
+    return contextlib.nullcontext()
 
 
 def _rows(logits: Tensor | Sequence[Tensor]) -> Tensor:

@@ -76,9 +76,14 @@ class EngineThread:
     chunk, a decode step, a prefill chunk. Results and errors go to the loop that asked.
     """
 
-    def __init__(self, load: Callable[[], LoadedModel]) -> None:
-        """``load`` is called once, in the thread, after ``start``."""
+    def __init__(
+        self,
+        load: Callable[[], LoadedModel],
+        unload: Callable[[LoadedModel], None] | None = None,
+    ) -> None:
+        """``load`` is called once, in the thread, after ``start``; ``unload`` last."""
         self._load = load
+        self._unload = unload
         self._lanes: dict[str, deque[_Work[Any]]] = {}
         self._claims: set[str] = set()
         self._running = ""
@@ -191,6 +196,13 @@ class EngineThread:
     def _run(self) -> None:
         if self._loading is not None:
             self._loading.run()
+        try:
+            self._work()
+        finally:
+            if self._loaded is not None and self._unload is not None:
+                self._unload(self._loaded)
+
+    def _work(self) -> None:
         while True:
             with self._wake:
                 self._running = ""

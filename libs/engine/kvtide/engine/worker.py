@@ -29,7 +29,7 @@ def engine_of(settings: WorkerSettings) -> EngineThread:
             progress=report,
         )
 
-    return EngineThread(load)
+    return EngineThread(load, LoadedModel.close)
 
 
 class _Progress:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvtide.bus.messages import DecodeWork, FinishReason
+from kvtide.bus.messages import DecodeWork, FinishReason, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class Answer:
         self.first = first
         self.rule = rule
         self.ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
         self.acked = first
         self.finish: FinishReason | None = None
         self.finish_acked = False
@@ -67,8 +68,10 @@ class Answer:
         if self.count >= self.rule.max_new_tokens:
             self.finish = FinishReason.LENGTH
 
-    def add(self, token: int) -> tuple[int, ...]:
+    def add(self, token: int, logprobs: TokenLogprobs | None = None) -> tuple[int, ...]:
         """Take a drawn token; what the gateway is to be sent (nothing for a stop id).
+
+        ``logprobs`` come with every token of an answer, or with none.
 
         Raises:
             ValueError: the answer has ended.
@@ -79,12 +82,18 @@ class Answer:
             self.finish = FinishReason.STOP
             return ()
         self.ids.append(token)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
         self.end_if_full()
         return (token,)
 
     def since(self, index: int) -> tuple[int, ...]:
         """The tokens from ``index`` of the whole answer on."""
         return tuple(self.ids[max(0, index - self.first) :])
+
+    def logprobs_since(self, index: int) -> tuple[TokenLogprobs, ...]:
+        """Those of ``since(index)``, if they are kept at all."""
+        return tuple(self.logprobs[max(0, index - self.first) :])
 
     def ack(self, index: int, *, finished: bool) -> None:
         """The gateway has all before ``index``, and the finish if it says so."""

@@ -279,7 +279,7 @@ class DecodeMachine:
         done = event.outcome is events.StepOutcome.DONE
         if done and all(len(row.tokens) == 1 for row in step.rows):
             self._step_ms += (event.ms - self._step_ms) / 8
-        sampled = {one.ref: one.token for one in event.sampled}
+        sampled = {one.ref: one for one in event.sampled}
         failed = {one.ref: one.reason for one in event.failed}
         for row in step.rows:
             one = self._held.get(row.ref)
@@ -295,13 +295,15 @@ class DecodeMachine:
             else:
                 self._fail(one, "engine", event.reason)
 
-    def _computed(self, one: Sequence, row: events.Row, token: int | None) -> None:
+    def _computed(
+        self, one: Sequence, row: events.Row, drawn: events.Sampled | None
+    ) -> None:
         one.computed(row)
         if one.phase is Phase.FILLING and one.arrival.complete:
             one.phase = Phase.RUNNING
             one.fed = max(one.fed, len(one.work.tokens) - 1)
-        if token is not None:
-            words = one.drawn(token, self._me, self._now_s)
+        if drawn is not None:
+            words = one.drawn(drawn, self._me, self._now_s)
             self._out.append(events.ToGateway(one.work.gateway, words))
         if one.answer.finish is None:
             self._held.offer_blocks(one)

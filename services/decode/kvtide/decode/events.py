@@ -12,6 +12,7 @@ from kvtide.bus.messages import (
     PrefillFailed,
     SamplingSpec,
     TokenAck,
+    TokenLogprobs,
     TokenPull,
 )
 from kvtide.kv import BlockKey, Located, NodeRef, RequestRef, SlotRef
@@ -114,10 +115,11 @@ class PartsRead:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The token that was drawn for a row."""
+    """The token that was drawn for a row, and its log-probabilities if wanted."""
 
     ref: RequestRef
     token: int
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,10 +224,19 @@ class ReadParts:
 
 
 @dataclass(frozen=True, slots=True)
+class Context:
+    """The client's prompt, and all that was generated after it, in earlier attempts too."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """Feed ``tokens`` at positions ``start``, ….
 
     With ``sampling`` draw the token that follows; ``banned`` ids can't be drawn.
+    ``context`` is there where the draw depends on it.
     """
 
     ref: RequestRef
@@ -233,6 +244,7 @@ class Row:
     tokens: tuple[int, ...]
     sampling: SamplingSpec | None
     banned: tuple[int, ...] = ()
+    context: Context | None = None
 
 
 @dataclass(frozen=True, slots=True)

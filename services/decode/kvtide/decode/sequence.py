@@ -15,7 +15,7 @@ from kvtide.bus.messages import (
 )
 from kvtide.decode.answer import Answer, StopRule
 from kvtide.decode.arrival import Arrival, Source
-from kvtide.decode.events import KeyedBlock, ModelLoaded, Row
+from kvtide.decode.events import Context, KeyedBlock, ModelLoaded, Row, Sampled
 from kvtide.decode.handover import Handover
 from kvtide.decode.limits import DecodeLimits
 from kvtide.kv import BlockKey, NodeRef, RequestRef
@@ -162,7 +162,12 @@ class Sequence:
     def _row(self, start: int, end: int, *, draw: bool) -> Row:
         sampling = self.work.sampling if draw else None
         banned = self.answer.rule.banned(self.answer.count) if draw else ()
-        return Row(self.ref, start, tuple(self.tokens[start:end]), sampling, banned)
+        context = None
+        if sampling is not None and sampling.depends:
+            border = self.work.prompt_tokens
+            context = Context(tuple(self.tokens[:border]), tuple(self.tokens[border:]))
+        fed = tuple(self.tokens[start:end])
+        return Row(self.ref, start, fed, sampling, banned, context)
 
     def computed(self, row: Row) -> None:
         """The row's tokens are in the run."""
@@ -172,10 +177,10 @@ class Sequence:
         if self.phase is not Phase.FILLING or row.sampling is not None:
             self.fed = end
 
-    def drawn(self, token: int, me: NodeRef, now_s: float) -> Tokens:
+    def drawn(self, drawn: Sampled, me: NodeRef, now_s: float) -> Tokens:
         """Take a drawn token; what the gateway is told."""
         index = self.answer.count
-        ids = self.answer.add(token)
+        ids = self.answer.add(drawn.token, drawn.logprobs)
         self.tokens.extend(ids)
         return self.words(index, ids, me, now_s)
 
@@ -195,6 +200,7 @@ class Sequence:
             finish=self.answer.finish,
             reused_tokens=self.reused_tokens if first else None,
             times=self._times(now_s) if first else None,
+            logprobs=self.answer.logprobs_since(index) if ids else (),
         )
 
     @property
@@ -236,6 +242,7 @@ class Sequence:
             finish=self.answer.finish,
             reused_tokens=self.reused_tokens if self.said_first else None,
             reason=self.failed.reason if self.failed else "",
+            logprobs=self.answer.logprobs_since(index),
         )
 
     def take_blocks(self, limit: int) -> tuple[KeyedBlock, ...]:

@@ -15,7 +15,8 @@ from kvtide.bus.messages import (
 from kvtide.decode import events
 from kvtide.decode.batcher import DecodeMachine
 from kvtide.decode.capacity import capacity_tokens
-from kvtide.decode.compute import RowWork, compute_step, params_of
+from kvtide.decode.compute import RowWork, compute_step
+from kvtide.decode.draws import Drawer, params_of
 from kvtide.decode.ends import failed_end
 from kvtide.decode.messages import HOPS, event_of
 from kvtide.decode.metrics import DecodeMetrics
@@ -23,7 +24,6 @@ from kvtide.decode.operations import Operations
 from kvtide.decode.settings import DecodeSettings
 from kvtide.engine.errors import InvalidSampling, RunClosed
 from kvtide.engine.loading import LoadedModel
-from kvtide.engine.sampler import Sampler
 from kvtide.kv import RequestRef, Role
 from kvtide.worker.events import CommonEvent
 from kvtide.worker.service import Chassis, OpenRun, WorkerService
@@ -52,7 +52,7 @@ class DecodeService(WorkerService[events.Event, events.Command]):
         )
         self._settings = settings
         self._operations = Operations(chassis, settings, self._metrics)
-        self._sampler = Sampler()
+        self._drawer = Drawer()
         self._held: dict[RequestRef, OpenRun] = {}
 
     def _loaded(self, model: LoadedModel) -> events.Event:
@@ -170,7 +170,7 @@ class DecodeService(WorkerService[events.Event, events.Command]):
         def call() -> tuple[tuple[events.Sampled, ...], tuple[events.RowFailed, ...]]:
             nonlocal seconds
             started_s = clock.monotonic()
-            drawn = compute_step(model.runner, self._sampler, rows)
+            drawn = compute_step(model.runner, self._drawer, rows, model.grammars)
             seconds = clock.monotonic() - started_s
             return drawn
 

@@ -75,6 +75,12 @@ from kvtide.bus.messages.replication import (
     ReplicaReply,
     Replicate,
 )
+from kvtide.bus.messages.sampling import (
+    GrammarLanguage,
+    GrammarSpec,
+    SamplingSpec,
+    TokenLogprobs,
+)
 from kvtide.bus.messages.status import (
     Explained,
     ExplainQuery,
@@ -98,7 +104,6 @@ from kvtide.bus.messages.work import (
     Owned,
     PrefillWork,
     RefuseCode,
-    SamplingSpec,
     WorkAccepted,
     WorkRefused,
 )
@@ -193,6 +198,8 @@ __all__ = [
     "FinishReason",
     "GatewayLoad",
     "Goodbye",
+    "GrammarLanguage",
+    "GrammarSpec",
     "HandoverCopy",
     "HandoverPlan",
     "HandoverPull",
@@ -239,6 +246,7 @@ __all__ = [
     "StepSample",
     "StoreLoad",
     "TokenAck",
+    "TokenLogprobs",
     "TokenPage",
     "TokenPull",
     "Tokens",

@@ -9,6 +9,7 @@ from enum import StrEnum
 import msgspec
 
 from kvtide.bus.messages.base import Message
+from kvtide.bus.messages.sampling import TokenLogprobs
 from kvtide.kv import NodeRef, RequestId
 
 
@@ -32,6 +33,7 @@ class Tokens(Message, frozen=True, tag="tokens"):
 
     ``finish`` is set with the last ones; a stop token is not among ``ids``.
     ``reused_tokens`` is the prompt's part that came from the pool, in the first event.
+    ``logprobs`` are as many as ``ids`` if they were asked for, else none.
     """
 
     request: RequestId
@@ -43,6 +45,7 @@ class Tokens(Message, frozen=True, tag="tokens"):
     finish: FinishReason | None = None
     reused_tokens: int | None = None
     times: DecodeTimes | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class TokenAck(Message, frozen=True, tag="token_ack"):
@@ -86,6 +89,7 @@ class TokenPage(Message, frozen=True, tag="token_page"):
     finish: FinishReason | None = None
     reused_tokens: int | None = None
     reason: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class DecodeFailed(Message, frozen=True, tag="decode_failed"):

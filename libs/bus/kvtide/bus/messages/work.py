@@ -7,9 +7,8 @@ that comes before its work leaves a tombstone.
 
 from enum import StrEnum
 
-import msgspec
-
 from kvtide.bus.messages.base import Message
+from kvtide.bus.messages.sampling import SamplingSpec
 from kvtide.kv import (
     BlockKey,
     Located,
@@ -18,22 +17,6 @@ from kvtide.kv import (
     RequestRef,
     TenantId,
 )
-
-
-class SamplingSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are drawn. ``temperature`` 0 is greedy; ``top_k`` 0 is off.
-
-    ``seed``, ``choice`` and the token's position decide the random number, so a token
-    does not depend on the batch, the worker or a fail-over. ``choice`` is the number of
-    the answer among those to one client's request, which share a seed.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int = 0
-    choice: int = 0
 
 
 class PrefillWork(Message, frozen=True, tag="prefill_work"):
