@@ -235,6 +235,7 @@ class World:
         epoch: int = 1,
         stack: AsyncExitStack | None = None,
         rows: BlockRows | None = None,
+        leave: Callable[[], None] | None = None,
         **values: object,
     ) -> StoreService:
         node = await self.node(name, Role.STORE, host, epoch=epoch, stack=stack)
@@ -247,7 +248,7 @@ class World:
                 **values,
             }
         )
-        service = StoreService(node, settings, CollectorRegistry(), rows)
+        service = StoreService(node, settings, CollectorRegistry(), rows, leave=leave)
         await service.start()
         (stack or self._stack).push_async_callback(service.close)
         return service

@@ -52,7 +52,7 @@ async def serve(
 
         writer = Writer(catalog, clock=clock, on_repair=repair)
         rows = CatalogRows(writer.put, clock)
-        service = StoreService(node, settings, registry, rows)
+        service = StoreService(node, settings, registry, rows, leave=stop.set)
         writer.register(registry, Role.STORE)
         with health:
             node.set_http(health.url)

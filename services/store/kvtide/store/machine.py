@@ -85,6 +85,7 @@ class StoreMachine:
         it is given out: where it says no there is no room, for a while.
         """
         self.rules = rules
+        self.draining = False
         self.tally = tally or Tally()
         table = SlotTable(
             rules.arena_bytes,
@@ -209,6 +210,8 @@ class StoreMachine:
                 self.inventory.warm(warm, now_s + hold_s, now_s)
             case DropExtras(keys=keys):
                 self.arrivals.drop_extras(keys[: self.rules.keys_limit], now_s)
+            case Replicate() if self.draining:
+                return self._reply(event, _failure("draining", "the store is leaving"))
             case Replicate():
                 reply = self.arrivals.order(message, now_s)
                 return [*self._reply(event, reply), *self.arrivals.due(now_s)]
@@ -226,6 +229,8 @@ class StoreMachine:
         self._owner_up(ref)
         owner = self.leases.heard(ref, now_s)
         match message:
+            case PutBegin(lease=lease) if self.draining and lease not in owner.leases:
+                return self._reply(event, _failure("draining", "the store is leaving"))
             case PutBegin():
                 owner.unplugged = False
                 return self._reply(event, self._puts.begin(owner, message, now_s))

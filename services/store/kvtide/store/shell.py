@@ -1,7 +1,7 @@
 """The shell around the store's machine: messages, time, threads and memory."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count, takewhile
 
 import structlog
@@ -22,15 +22,19 @@ from kvtide.bus.messages import (
     ArenaGrant,
     ArenaRequest,
     BlocksChanged,
+    DrainBegin,
+    DrainCancel,
+    DrainQuery,
     Failure,
     Message,
     NodeState,
 )
 from kvtide.bus.subjects import Hop
 from kvtide.catalog import Change
-from kvtide.kv import NodeId, NodeRef, Role
+from kvtide.kv import BlockKey, Located, NodeId, NodeRef, Role
 from kvtide.runtime import TaskScope
 from kvtide.store.arena import Arena, arena_bytes
+from kvtide.store.draining import Drainer
 from kvtide.store.events import (
     ConnectionGone,
     Deaf,
@@ -69,8 +73,10 @@ class StoreService:
         settings: StoreSettings,
         registry: CollectorRegistry,
         rows: BlockRows | None = None,
+        *,
+        leave: Callable[[], None] | None = None,
     ) -> None:
-        """Nothing is allocated before ``start``."""
+        """Nothing is allocated before ``start``. ``leave``: a drain is complete."""
         self.machine: StoreMachine | None = None
         self._node = node
         self._settings = settings
@@ -81,6 +87,7 @@ class StoreService:
         self._gossip: asyncio.Queue[BlocksChanged] = asyncio.Queue(MAX_GOSSIP_WAITING)
         self._askers: dict[int, asyncio.Future[Message]] = {}
         self._tokens = count()
+        self._drainer = Drainer(node, self, self._tasks, leave or _stay)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = float("inf")
         self._arena: Arena | None = None
@@ -153,12 +160,36 @@ class StoreService:
             )
             yield from self._rows.repair(machine.store, rows)
 
+    # ---- what a drain needs
+
+    def copies(self) -> dict[BlockKey, Located]:
+        """See ``Drained.copies``."""
+        if self.machine is None:
+            return {}
+        rows = self.machine.inventory.rows()
+        return {row.located.key: row.located for row in rows}
+
+    def find(self, key: BlockKey) -> Located | None:
+        """See ``Drained.find``."""
+        return None if self.machine is None else self.machine.inventory.copy_of(key)
+
+    def leases(self) -> int:
+        """See ``Drained.leases``."""
+        return 0 if self.machine is None else len(self.machine.leases)
+
+    def set_draining(self, *, draining: bool) -> None:
+        """See ``Drained.set_draining``."""
+        if self.machine is not None:
+            self.machine.draining = draining
+
     # ---- messages
 
     async def _hear(self, incoming: Incoming) -> Message | Later | None:
         message = incoming.message
         if isinstance(message, ArenaRequest):
             return self._grant(incoming, message)
+        if isinstance(message, DrainBegin | DrainCancel | DrainQuery):
+            return self._drainer.handle(message)
         if isinstance(message, StoreRequest):
             return self._ask(incoming, message)
         if incoming.wants_reply:
@@ -296,6 +327,7 @@ class StoreService:
             tally=before.tally,
             back=arena.back,
         )
+        machine.draining = before.draining
         self._begin_life(ref, machine)
 
     def _tell(self, message: BlocksChanged) -> None:
@@ -338,6 +370,10 @@ def _rules(settings: StoreSettings, length: int) -> StoreRules:
             bytes_per_s=settings.replica_bytes_per_s,
         ),
     )
+
+
+def _stay() -> None:
+    """A store without a process of its own has nowhere to go."""
 
 
 def _task_failed(error: BaseException) -> None:
