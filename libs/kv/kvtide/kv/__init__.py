@@ -22,7 +22,14 @@ from kvtide.kv.ids import (
     TenantId,
     Tier,
 )
-from kvtide.kv.keys import MIN_SECRET_BYTES, KeySpace, SpaceId, derive_key
+from kvtide.kv.keys import (
+    MIN_SECRET_BYTES,
+    KeySpace,
+    SpaceId,
+    derive_key,
+    model_tag,
+    tenant_tag,
+)
 from kvtide.kv.layout import Layout, PartKind
 from kvtide.kv.model import ModelFacts
 from kvtide.kv.request_names import (
@@ -62,6 +69,8 @@ __all__ = [
     "cluster_name",
     "derive_key",
     "make_header",
+    "model_tag",
     "name_prefix",
     "renewed_header",
+    "tenant_tag",
 ]

@@ -40,6 +40,28 @@ def _prefixed(part: bytes) -> bytes:
     return struct.pack("<Q", len(part)) + part
 
 
+def _tag(key: bytes, *parts: bytes) -> bytes:
+    hasher = blake3(key=key)
+    for part in (b"kvtide tag v1", *parts):
+        hasher.update(_prefixed(part))
+    return hasher.digest(length=TAG_BYTES)
+
+
+def _block_key(secret: bytes, key_id: int) -> bytes:
+    return derive_key(secret, f"block identity {key_id}")
+
+
+def tenant_tag(secret: bytes, tenant: TenantId, *, key_id: int = 0) -> bytes:
+    """Whose a block is, whatever the salt: what quotas and removals go by."""
+    return _tag(_block_key(secret, key_id), b"owner", tenant.encode())
+
+
+def model_tag(secret: bytes, facts: ModelFacts, *, key_id: int = 0) -> bytes:
+    """Which model's a block is, with the numerics that made it."""
+    parts = (facts.digest.encode(), facts.numerics.encode())
+    return _tag(_block_key(secret, key_id), b"model", *parts)
+
+
 @dataclass(frozen=True, slots=True)
 class SpaceId:
     """A key space: two requests share blocks only if all of these are equal.
@@ -63,11 +85,11 @@ class KeySpace:
         facts = space.facts
         self.space = space
         self.layout = Layout.of(facts)
-        self._key = derive_key(secret, f"block identity {key_id}")
-        owner = (space.tenant.encode(), space.salt.encode())
+        self._key = _block_key(secret, key_id)
         parts = (
             _DOMAIN,
-            *owner,
+            space.tenant.encode(),
+            space.salt.encode(),
             struct.pack("<I", facts.block_tokens),
             facts.digest.encode(),
             space.adapter.encode(),
@@ -79,16 +101,10 @@ class KeySpace:
             self._prefix.update(_prefixed(part))
         self.tags = SpaceTags(
             key_id=key_id,
-            model=self._tag(b"model", facts.digest.encode(), facts.numerics.encode()),
-            layout=self._tag(b"layout", self.layout.canonical()),
-            tenant=self._tag(b"owner", *owner),
+            model=model_tag(secret, facts, key_id=key_id),
+            layout=_tag(self._key, b"layout", self.layout.canonical()),
+            tenant=tenant_tag(secret, space.tenant, key_id=key_id),
         )
-
-    def _tag(self, *parts: bytes) -> bytes:
-        hasher = blake3(key=self._key)
-        for part in (b"kvtide tag v1", *parts):
-            hasher.update(_prefixed(part))
-        return hasher.digest(length=TAG_BYTES)
 
     def key(self, parent: BlockKey | None, tokens: Sequence[int]) -> BlockKey:
         """The key of one full block after ``parent`` (None: the first block)."""
