@@ -5,6 +5,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -96,6 +97,87 @@ def test_the_official_client_reads_answers_and_errors(system: System) -> None:
             client.chat.completions.create(
                 model="unknown", messages=[{"role": "user", "content": "Hi"}]
             )
+
+
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "colours": {
+            "type": "array",
+            "items": {"enum": ["red", "green", "blue"]},
+            "minItems": 2,
+            "maxItems": 3,
+        },
+    },
+    "required": ["name", "age", "colours"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_answer_is_what_its_schema_says(system: System, temperature: float) -> None:
+    answer = system.chat(
+        messages("Describe a person."),
+        100,
+        temperature=temperature,
+        seed=5,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "person", "schema": PERSON},
+        },
+    )
+    person = json.loads(answer.text)
+
+    assert answer.finish == "stop"
+    assert set(person) == {"name", "age", "colours"}
+    assert isinstance(person["name"], str)
+    assert len(person["name"]) <= 20
+    assert isinstance(person["age"], int)
+    assert 0 <= person["age"] <= 150
+    assert 2 <= len(person["colours"]) <= 3
+    assert set(person["colours"]) <= {"red", "green", "blue"}
+
+
+def test_seeded_draws_do_not_depend_on_company(system: System) -> None:
+    """With penalties, biases and log-probabilities; alone, then three at a time."""
+    asked: dict[str, Any] = {
+        "temperature": 0.9,
+        "top_p": 0.95,
+        "repetition_penalty": 1.2,
+        "frequency_penalty": 0.4,
+        "logit_bias": {"260": -100},
+        "logprobs": 3,
+    }
+    prompts = ["Once upon a time", "The sea is", "Bread needs"]
+
+    def body(prompt: str, seed: int) -> dict[str, Any]:
+        return {
+            **asked,
+            "model": system.model,
+            "prompt": prompt,
+            "seed": seed,
+            "max_tokens": 16,
+        }
+
+    def texts(bodies: list[dict[str, Any]]) -> list[str]:
+        with ThreadPoolExecutor(len(bodies)) as threads:
+            replies = threads.map(lambda b: system.post("/v1/completions", b), bodies)
+            return [told(reply["choices"][0]) for reply in replies]
+
+    def told(choice: dict[str, Any]) -> str:
+        logprobs = choice["logprobs"]
+        assert "".join(logprobs["tokens"]) == choice["text"]
+        assert all(len(top) in {3, 4} for top in logprobs["top_logprobs"])
+        assert max(logprobs["token_logprobs"]) <= 0
+        return choice["text"]
+
+    bodies = [body(prompt, seed) for seed, prompt in enumerate(prompts)]
+    alone = [texts([one])[0] for one in bodies]
+
+    assert texts(bodies) == alone
+    assert texts([body(prompts[0], 99)])[0] != alone[0]
 
 
 def test_a_client_that_goes_away_frees_everything(system: System) -> None:

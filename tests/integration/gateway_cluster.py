@@ -5,7 +5,7 @@ test only says what they answer and when.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,7 @@ from kvtide.bus.messages import (
     Rejected,
     RequestEnded,
     TokenAck,
+    TokenLogprobs,
     TokenPage,
     TokenPull,
     Tokens,
@@ -95,6 +96,22 @@ class Script:
     lose_finish: bool = False
     drop_tokens: bool = False
     """Token events are lost; only pulls bring them."""
+
+
+def logprobs_of(
+    work: DecodeWork, index: int, ids: Sequence[int]
+) -> tuple[TokenLogprobs, ...]:
+    """Token number i has -i; the likeliest are counted down from it."""
+    count = work.sampling.logprobs
+    if count is None:
+        return ()
+    return tuple(
+        TokenLogprobs(
+            -float(index + i),
+            tuple((max(token - rank, 0), -float(rank)) for rank in range(count)),
+        )
+        for i, token in enumerate(ids)
+    )
 
 
 class Cluster:
@@ -263,6 +280,7 @@ class Cluster:
                 ids=tuple(ids),
                 finish=generating.finish,
                 reused_tokens=self.script.reused if index == 0 else None,
+                logprobs=logprobs_of(work, index, ids),
             )
             lost = self.script.lose_finish and generating.finish is not None
             if not lost and not self.script.drop_tokens:
@@ -310,6 +328,7 @@ class Cluster:
             ids=ids,
             state=state,
             finish=finish,
+            logprobs=logprobs_of(generating.work, pull.index, ids),
         )
 
     @property

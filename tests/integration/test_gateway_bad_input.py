@@ -41,6 +41,10 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     return error
 
 
+def _schema(schema: object) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
 BAD_FIELDS: list[tuple[str, object, str]] = [
     ("temperature", -0.1, "temperature"),
     ("temperature", 2.1, "temperature"),
@@ -73,15 +77,40 @@ BAD_FIELDS: list[tuple[str, object, str]] = [
     ("stream_options", [], "stream_options"),
     ("user", 5, "user"),
     ("model", 5, "model"),
-    ("logprobs", True, "logprobs"),
-    ("logit_bias", {"5": 1}, "logit_bias"),
-    ("presence_penalty", 0.5, "presence_penalty"),
-    ("frequency_penalty", 1, "frequency_penalty"),
-    ("repetition_penalty", 1.1, "repetition_penalty"),
+    ("logprobs", "yes", "logprobs"),
+    ("logprobs", 21, "logprobs"),
+    ("top_logprobs", 5, "top_logprobs"),
+    ("logit_bias", {"401": 1}, "logit_bias"),
+    ("logit_bias", {"x": 1}, "logit_bias"),
+    ("logit_bias", {"5": 101}, "logit_bias"),
+    ("logit_bias", {"5": "1"}, "logit_bias"),
+    ("logit_bias", [5], "logit_bias"),
+    ("presence_penalty", 2.5, "presence_penalty"),
+    ("frequency_penalty", -2.5, "frequency_penalty"),
+    ("repetition_penalty", 0, "repetition_penalty"),
     ("best_of", 2, "best_of"),
     ("tools", [{"type": "function"}], "tools"),
     ("tool_choice", "required", "tool_choice"),
-    ("response_format", {"type": "json_object"}, "response_format"),
+    ("response_format", {"type": "xml"}, "response_format"),
+    ("response_format", {"type": "json_schema"}, "response_format.json_schema"),
+    ("response_format", _schema({"type": "nope"}), "response_format"),
+    ("response_format", _schema({"not": {}}), "response_format"),
+    ("response_format", _schema({"$ref": "#/nowhere"}), "response_format"),
+    ("response_format", _schema(5), "response_format.json_schema.schema"),
+    ("guided_json", "{", "guided_json"),
+    ("guided_json", 5, "guided_json"),
+    ("guided_regex", "(", "guided_regex"),
+    ("guided_regex", "(?=a)b", "guided_regex"),
+    ("guided_grammar", "start: nowhere", "guided_grammar"),
+    ("guided_choice", [], "guided_choice"),
+    ("guided_choice", [""], "guided_choice[0]"),
+    ("structured_outputs", {"regex": "("}, "structured_outputs.regex"),
+    ("structured_outputs", {"regex": "a", "json": {}}, "structured_outputs.regex"),
+    (
+        "structured_outputs",
+        {"structural_tag": "{}"},
+        "structured_outputs.structural_tag",
+    ),
     ("suffix", "x", "suffix"),
     ("echo", True, "echo"),
     ("chat_template", "{{ 1 }}", "chat_template"),

@@ -100,9 +100,10 @@ class AnswerResponse(Response):
     def _body(self, choice: Choice, command: AnswerCommand) -> bytes | None:
         match command:
             case Emit(text=text, ids=ids):
-                if not text and not (ids and self._dialect.frame.show_ids):
+                frame = self._dialect.frame
+                if not text and not (ids and (frame.show_ids or frame.show_logprobs)):
                     return None
-                return self._dialect.piece(choice, text, ids)
+                return self._dialect.piece(choice, command)
             case Finish():
                 return self._dialect.ending(choice)
             case Began():

@@ -9,6 +9,7 @@ from kvtide.bus.messages import FinishReason
 from kvtide.gateway.api.asking import Questions
 from kvtide.gateway.api.door import Door
 from kvtide.gateway.api.replies import Insight, UsageReply
+from kvtide.gateway.api.token_report import TokenReport
 from kvtide.gateway.errors import RequestFailedError
 from kvtide.gateway.life import AnswerCommand, Began, Emit, Fail, Finish, Stage, Usage
 from kvtide.gateway.session import AnswerChannel, Session
@@ -20,6 +21,7 @@ class Choice:
 
     index: int
     session: Session
+    report: TokenReport
     text: list[str] = field(default_factory=list[str])
     ids: list[int] = field(default_factory=list[int])
     reason: FinishReason | None = None
@@ -89,6 +91,7 @@ class Answers:
                 case Emit():
                     choice.text.append(command.text)
                     choice.ids += command.ids
+                    choice.report.add(command.ids, command.logprobs)
                 case Finish():
                     choice.reason = command.reason
                     choice.usage = command.usage
@@ -125,7 +128,8 @@ class Answers:
                 self._channel.put(index, command)
 
             session = gateway.submit(item.spec, self._questions.space, text, put)
-            self.choices.append(Choice(item.index, session))
+            report = TokenReport(served.text)
+            self.choices.append(Choice(item.index, session, report))
 
     def _leave(self) -> None:
         for choice in self.choices:

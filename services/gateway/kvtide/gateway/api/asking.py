@@ -4,11 +4,12 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtide.bus.messages import SamplingSpec
+from kvtide.bus.messages import GrammarSpec, SamplingSpec
 from kvtide.gateway.api.door import Door
 from kvtide.gateway.api.problems import ApiError, bad_param
 from kvtide.gateway.api.refusals import refuse_unserved
-from kvtide.gateway.api.schemas import ChatBody, GenerationBody
+from kvtide.gateway.api.schemas import ChatBody, CompletionBody, GenerationBody
+from kvtide.gateway.api.structured import grammar_of
 from kvtide.gateway.life import RequestSpec
 from kvtide.kv import KeySpace, ModelFacts, RequestId, TenantId, answer_name
 
@@ -56,6 +57,8 @@ def check_body(door: Door, body: GenerationBody, prompts: int) -> None:
     """
     door.check_model(body.model)
     refuse_unserved(body.model_extra or {})
+    if isinstance(body, ChatBody) and body.top_logprobs and not body.logprobs:
+        raise bad_param("top_logprobs", "top_logprobs is for logprobs: true")
     count = prompts * (body.n or 1)
     if count > door.settings.max_choices:
         raise bad_param(
@@ -102,6 +105,8 @@ async def questions_of(
     """
     facts = door.served.facts()
     ends = ends_of(door, body)
+    bias = _logit_bias(body, facts)
+    grammar = await grammar_of(body)
     tenant = TenantId(door.settings.tenant)
     space = door.served.space(tenant, facts, body.cache_salt or "")
     count = body.n or 1
@@ -123,7 +128,7 @@ async def questions_of(
                 model=facts.name,
                 prompt=prompt.ids,
                 keys=prompt.keys,
-                sampling=_sampling(body, seed, index),
+                sampling=_sampling(body, Draws(seed, index, bias, grammar)),
                 max_new_tokens=limit,
                 min_new_tokens=ends.min_tokens,
                 stop_token_ids=_stop_ids(ends, facts),
@@ -134,7 +139,17 @@ async def questions_of(
     return Questions(tuple(items), space, ends.stops, count)
 
 
-def _sampling(body: GenerationBody, seed: int, choice: int) -> SamplingSpec:
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What decides an answer's tokens beside the numbers in the body."""
+
+    seed: int
+    choice: int
+    bias: tuple[tuple[int, float], ...]
+    grammar: GrammarSpec | None
+
+
+def _sampling(body: GenerationBody, draws: Draws) -> SamplingSpec:
     def given(value: float | None, default: float) -> float:
         return default if value is None else float(value)
 
@@ -143,9 +158,39 @@ def _sampling(body: GenerationBody, seed: int, choice: int) -> SamplingSpec:
         top_p=given(body.top_p, 1.0),
         top_k=max(0, body.top_k or 0),
         min_p=given(body.min_p, 0.0),
-        seed=seed & _U64,
-        choice=choice,
+        seed=draws.seed & _U64,
+        choice=draws.choice,
+        repetition_penalty=given(body.repetition_penalty, 1.0),
+        presence_penalty=given(body.presence_penalty, 0.0),
+        frequency_penalty=given(body.frequency_penalty, 0.0),
+        logit_bias=draws.bias,
+        logprobs=logprobs_of(body),
+        grammar=draws.grammar,
     )
+
+
+def logprobs_of(body: GenerationBody) -> int | None:
+    """How many likeliest tokens are reported at each position; None: no report."""
+    match body:
+        case ChatBody():
+            return (body.top_logprobs or 0) if body.logprobs else None
+        case CompletionBody():
+            return None if body.logprobs is False else body.logprobs
+        case _:
+            return None
+
+
+def _logit_bias(
+    body: GenerationBody, facts: ModelFacts
+) -> tuple[tuple[int, float], ...]:
+    given = {int(token): float(v) for token, v in (body.logit_bias or {}).items()}
+    strange = [token for token in given if token >= facts.vocab_size]
+    if strange:
+        raise bad_param(
+            "logit_bias",
+            f"logit_bias: token {strange[0]} is not below {facts.vocab_size}",
+        )
+    return tuple(sorted(given.items()))
 
 
 def _stop_ids(ends: Ends, facts: ModelFacts) -> tuple[int, ...]:

@@ -9,7 +9,14 @@ from starlette.requests import ClientDisconnect, Request
 from kvtide.gateway.api.problems import ApiError, bad_param
 
 READ_LIMIT_S = 60.0
-LOC_FIELDS = frozenset(("content", "role", "text", "type", "include_usage", "name"))
+LOC_FIELDS = frozenset(
+    (
+        *("content", "role", "text", "type", "include_usage", "name", "json_schema"),
+        *("schema", "json", "regex", "grammar", "choice", "json_object"),
+        "structural_tag",
+    )
+)
+TAGGED_FIELDS = frozenset(("response_format",))
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -103,7 +110,8 @@ def _shared(places: list[tuple[int | str, ...]]) -> tuple[int | str, ...]:
 def _param(loc: tuple[int | str, ...]) -> str:
     """A place in the body, without the names that pydantic gives to union members."""
     param = str(loc[0])
-    for part in loc[1:]:
+    # what tells the kinds of such a field apart is no part of its name
+    for part in loc[2:] if param in TAGGED_FIELDS else loc[1:]:
         if isinstance(part, int):
             param += f"[{part}]"
         elif part in LOC_FIELDS:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvtide.gateway.api.answer_response import AnswerResponse
-from kvtide.gateway.api.asking import check_body, questions_of
+from kvtide.gateway.api.asking import check_body, logprobs_of, questions_of
 from kvtide.gateway.api.body import read
 from kvtide.gateway.api.dialects import ChatDialect, Frame, TextDialect
 from kvtide.gateway.api.door import Door
@@ -86,6 +86,7 @@ def _frame(door: Door, body: GenerationBody, request: Request, prefix: str) -> F
         fingerprint=f"kvtide-{facts.digest[:12]}" if facts is not None else "kvtide",
         include_usage=options is not None and options.include_usage is True,
         show_ids=body.return_token_ids is True,
+        show_logprobs=logprobs_of(body) is not None,
         show_insight=request.headers.get(DEBUG_HEADER) == "1",
     )
 

@@ -1,5 +1,6 @@
 """How answers look: as a chat's messages, or as text completions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,14 +9,20 @@ import msgspec
 from kvtide.gateway.api.answers import Answers, Choice
 from kvtide.gateway.api.replies import (
     ChatChoice,
+    ChatLogprobs,
     ChatMessageReply,
+    ChatTokenLogprob,
     ChunkChoice,
     CompletionReply,
     Delta,
     Insight,
     TextChoice,
+    TextLogprobs,
+    TokenLogprob,
     UsageReply,
 )
+from kvtide.gateway.api.token_report import ReportedToken
+from kvtide.gateway.life import Emit
 
 UNSET = msgspec.UNSET
 
@@ -30,7 +37,14 @@ class Frame:
     fingerprint: str
     include_usage: bool
     show_ids: bool
+    show_logprobs: bool
     show_insight: bool
+
+    def tokens(
+        self, choice: Choice, start: int, end: int
+    ) -> Sequence[ReportedToken] | None:
+        """The tokens start..end of an answer, if they were asked for."""
+        return choice.report.tokens[start:end] if self.show_logprobs else None
 
     def insight(self, choice: Choice) -> Insight | msgspec.UnsetType:
         """How an answer was made, if that was asked for."""
@@ -46,7 +60,7 @@ class Dialect(Protocol):
         """The first chunk of an answer; None if there is none."""
         ...
 
-    def piece(self, choice: Choice, text: str, ids: tuple[int, ...]) -> bytes:
+    def piece(self, choice: Choice, emit: Emit) -> bytes:
         """A chunk with more of an answer."""
         ...
 
@@ -75,11 +89,16 @@ class ChatDialect:
         delta = Delta(role="assistant", content="")
         return self._chunk([ChunkChoice(choice.index, delta)])
 
-    def piece(self, choice: Choice, text: str, ids: tuple[int, ...]) -> bytes:
+    def piece(self, choice: Choice, emit: Emit) -> bytes:
         """See ``Dialect.piece``."""
-        shown = list(ids) if self.frame.show_ids else UNSET
-        delta = Delta(content=text)
-        return self._chunk([ChunkChoice(choice.index, delta, token_ids=shown)])
+        end = emit.index + len(emit.ids)
+        piece = ChunkChoice(
+            choice.index,
+            Delta(content=emit.text),
+            logprobs=_chat_logprobs(self.frame.tokens(choice, emit.index, end)),
+            token_ids=list(emit.ids) if self.frame.show_ids else UNSET,
+        )
+        return self._chunk([piece])
 
     def ending(self, choice: Choice) -> bytes:
         """See ``Dialect.ending``."""
@@ -102,6 +121,7 @@ class ChatDialect:
                 choice.index,
                 ChatMessageReply("".join(choice.text)),
                 choice.reason or "",
+                logprobs=_chat_logprobs(self.frame.tokens(choice, 0, len(choice.ids))),
                 token_ids=choice.ids if self.frame.show_ids else UNSET,
                 kvtide=self.frame.insight(choice),
             )
@@ -130,10 +150,17 @@ class TextDialect:
         del choice
         return None
 
-    def piece(self, choice: Choice, text: str, ids: tuple[int, ...]) -> bytes:
+    def piece(self, choice: Choice, emit: Emit) -> bytes:
         """See ``Dialect.piece``."""
-        shown = list(ids) if self.frame.show_ids else UNSET
-        return self._chunk([TextChoice(choice.index, text, None, token_ids=shown)])
+        end = emit.index + len(emit.ids)
+        piece = TextChoice(
+            choice.index,
+            emit.text,
+            None,
+            logprobs=_text_logprobs(self.frame.tokens(choice, emit.index, end)),
+            token_ids=list(emit.ids) if self.frame.show_ids else UNSET,
+        )
+        return self._chunk([piece])
 
     def ending(self, choice: Choice) -> bytes:
         """See ``Dialect.ending``."""
@@ -153,6 +180,7 @@ class TextDialect:
                 choice.index,
                 "".join(choice.text),
                 choice.reason,
+                logprobs=_text_logprobs(self.frame.tokens(choice, 0, len(choice.ids))),
                 token_ids=choice.ids if show else UNSET,
                 prompt_token_ids=prompt if show else UNSET,
                 kvtide=self.frame.insight(choice),
@@ -165,6 +193,34 @@ class TextDialect:
         self, choices: list[TextChoice], usage: UsageReply | None = None
     ) -> bytes:
         return _encode_chunk(self.frame, "text_completion", choices, usage)
+
+
+def _chat_logprobs(tokens: Sequence[ReportedToken] | None) -> ChatLogprobs | None:
+    if not tokens:  # a piece may be text alone, that was held back
+        return None
+    return ChatLogprobs(
+        [
+            ChatTokenLogprob(
+                one.token.text,
+                one.token.logprob,
+                list(one.token.raw),
+                [TokenLogprob(t.text, t.logprob, list(t.raw)) for t in one.top],
+            )
+            for one in tokens
+        ]
+    )
+
+
+def _text_logprobs(tokens: Sequence[ReportedToken] | None) -> TextLogprobs | None:
+    if not tokens:
+        return None
+    return TextLogprobs(
+        [one.offset for one in tokens],
+        [one.token.logprob for one in tokens],
+        [one.token.text for one in tokens],
+        # the token itself is among them, whatever its rank
+        [{t.text: t.logprob for t in (one.token, *one.top)} for one in tokens],
+    )
 
 
 AnyChoices = list[ChatChoice] | list[TextChoice] | list[ChunkChoice]

@@ -41,6 +41,42 @@ class Insight(msgspec.Struct, frozen=True, omit_defaults=True):
     hit_tokens: int
 
 
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A token that might have been."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(msgspec.Struct, frozen=True):
+    """A token of an answer, and what might have been there, likeliest first."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """``logprobs`` of a chat's choice."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
+class TextLogprobs(msgspec.Struct, frozen=True):
+    """``logprobs`` of a text completion's choice; all lists are equally long.
+
+    ``text_offset`` counts characters from the start of the answer.
+    """
+
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]]
+
+
 class ChatMessageReply(msgspec.Struct, frozen=True):
     """An assistant's whole message."""
 
@@ -55,7 +91,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     index: int
     message: ChatMessageReply
     finish_reason: str
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     kvtide: Insight | msgspec.UnsetType = msgspec.UNSET
 
@@ -66,7 +102,7 @@ class TextChoice(msgspec.Struct, frozen=True):
     index: int
     text: str
     finish_reason: str | None
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     kvtide: Insight | msgspec.UnsetType = msgspec.UNSET
@@ -85,7 +121,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     index: int
     delta: Delta
     finish_reason: str | None = None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     kvtide: Insight | msgspec.UnsetType = msgspec.UNSET
 

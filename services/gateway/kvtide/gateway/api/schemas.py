@@ -13,6 +13,14 @@ MinP = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 TopK = Annotated[int, Field(ge=-1, le=1 << 31)]
 Count = Annotated[int, Field(ge=1, le=MAX_TOKENS_BOUND)]
 TokenId = Annotated[int, Field(ge=0, le=(1 << 32) - 1)]
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+Repetition = Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+TokenName = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
+Choices = Annotated[
+    list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)
+]
+TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 Seed = Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)]
 
 
@@ -28,6 +36,62 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     include_usage: bool | None = None
+
+
+class TextFormat(BaseModel):
+    """``response_format``: no format."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(BaseModel):
+    """``response_format``: any JSON object."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    type: Literal["json_object"]
+
+
+class NamedSchema(BaseModel):
+    """A JSON schema as OpenAI wraps it."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    name: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(BaseModel):
+    """``response_format``: JSON of this schema."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
+]
+
+
+class StructuredOutputs(BaseModel):
+    """``structured_outputs``, as vLLM has it: one of these is given.
+
+    What else vLLM knows there and would change the answer is refused.
+    """
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    grammar: str | None = None
+    choice: Choices | None = None
+    json_object: bool | None = None
+    structural_tag: None = None
 
 
 class GenerationBody(Body):
@@ -47,6 +111,18 @@ class GenerationBody(Body):
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Repetition | None = None
+    logit_bias: Annotated[dict[TokenName, Bias], Field(max_length=1024)] | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    guided_choice: Choices | None = None
+    structured_outputs: StructuredOutputs | None = None
+    regex: str | None = None
+    grammar: str | None = None
     user: str | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
@@ -77,6 +153,8 @@ class ChatBody(GenerationBody):
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=65536)]
     max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
 
@@ -85,6 +163,7 @@ class CompletionBody(GenerationBody):
     """``/v1/completions``."""
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    logprobs: TopLogprobs | Literal[False] | None = None
     add_special_tokens: bool | None = None
 
 

@@ -192,7 +192,8 @@ class Answer:
             if len(self.tokens) >= self._spec.max_new_tokens:
                 stopped = taken.finish or FinishReason.LENGTH
                 break
-        emit = Emit(start, tuple(self.tokens[start:]), "".join(text))
+        ids = tuple(self.tokens[start:])
+        emit = Emit(start, ids, "".join(text), taken.logprobs[: len(ids)])
         emits = (emit,) if emit.ids else ()
         ended = taken.finish is not None
         return Heard(emits, stopped or taken.finish, decode_done=ended)

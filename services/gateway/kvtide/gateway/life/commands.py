@@ -10,6 +10,7 @@ from kvtide.bus.messages import (
     PrefillWork,
     RequestEnded,
     TokenAck,
+    TokenLogprobs,
     TokenPull,
 )
 from kvtide.gateway.life.events import Stage
@@ -79,12 +80,14 @@ class Emit:
     """The next tokens of the answer and the text that they complete.
 
     Text may lag behind the tokens (a split character, a possible stop string), so it
-    may be empty. ``index`` counts tokens of the answer.
+    may be empty. ``index`` counts tokens of the answer. ``logprobs`` are as many as
+    ``ids`` if they were asked for, else none.
     """
 
     index: int
     ids: tuple[int, ...]
     text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

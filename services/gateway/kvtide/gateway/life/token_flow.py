@@ -1,18 +1,27 @@
 """The tokens of an answer: in order, without a gap or a repeat, acknowledged."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtide.bus.messages import FinishReason, PullState, TokenPage, Tokens
+from kvtide.bus.messages import (
+    FinishReason,
+    PullState,
+    TokenLogprobs,
+    TokenPage,
+    Tokens,
+)
 from kvtide.gateway.life.spec import LifeLimits
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What an event added: new ids, and the end if it is now known and reached."""
+    """What an event added: new ids, and the end if it is now known and reached.
+
+    ``logprobs`` are as many as ``ids``, or none.
+    """
 
     ids: tuple[int, ...]
     finish: FinishReason | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 _NOTHING = Taken((), None)
@@ -58,26 +67,27 @@ class TokenFlow:
     def tokens(self, event: Tokens, now_s: float) -> Taken:
         """Take what ``event`` adds; after a gap a pull is due at once."""
         self.heard(now_s)
-        return self._take(event.index, event.ids, event.finish, now_s)
+        return self._take(event, event.finish, now_s)
 
     def page(self, page: TokenPage, now_s: float) -> Taken:
         """Take what a pulled page adds."""
         self.heard(now_s)
         finish = page.finish if page.state is PullState.FINISHED else None
-        return self._take(page.index, page.ids, finish, now_s)
+        return self._take(page, finish, now_s)
 
     def _take(
         self,
-        index: int,
-        ids: Sequence[int],
+        said: Tokens | TokenPage,
         finish: FinishReason | None,
         now_s: float,
     ) -> Taken:
+        index, ids = said.index, said.ids
         if index > self.have:
             # a burst behind one gap asks once
             self._pull_s = max(now_s, self._pulled_s + self._limits.pull_patience_s)
             return _NOTHING
-        fresh = tuple(ids[self.have - index :])
+        fresh = ids[self.have - index :]
+        logprobs = said.logprobs[self.have - index :]
         end = index + len(ids)
         if not fresh and finish is None:
             return _NOTHING
@@ -87,7 +97,7 @@ class TokenFlow:
         if self.have - self._acked >= self._limits.ack_tokens:
             self._ack_s = now_s
         # an old event that is repeated late may not end what went on after it
-        return Taken(fresh, finish if end == self.have else None)
+        return Taken(fresh, finish if end == self.have else None, logprobs)
 
     def pull_due(self, now_s: float) -> bool:
         """Whether to send a ``TokenPull`` now; counts it as sent."""
