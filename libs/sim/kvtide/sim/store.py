@@ -2,6 +2,8 @@
 
 from itertools import count
 
+from xxhash import xxh3_64_intdigest
+
 from kvtide.bus import (
     BusError,
     Gone,
@@ -14,7 +16,7 @@ from kvtide.bus import (
 )
 from kvtide.bus.messages import Message, NodeState
 from kvtide.bus.subjects import Hop
-from kvtide.kv import NodeRef, Role, SlotRef
+from kvtide.kv import NodeRef, Role, SlotRef, renewed_header
 from kvtide.sim.engine import LAYOUT
 from kvtide.sim.kernel import Kernel, Life, Promise
 from kvtide.sim.memory import SimMemory
@@ -29,7 +31,17 @@ from kvtide.store.events import (
     StoreRequest,
     Tick,
     Verify,
-    WriteRows,
+)
+from kvtide.store.fetches import (
+    ArrivalCommand,
+    BodyFetched,
+    CorruptSource,
+    FetchBody,
+    FetchHeader,
+    HeaderFetched,
+    announced_header,
+    check_sums,
+    part_bounds,
 )
 from kvtide.store.machine import StoreMachine, StoreRules
 from kvtide.store.verify import verify_slot
@@ -108,7 +120,9 @@ class SimStore:
                     self._kernel.spawn(self._tell(subject, message), self._life)
                 case Verify():
                     self._verify(machine, command)
-                case WriteRows():
+                case FetchHeader() | FetchBody():
+                    self._kernel.spawn(self._fetch(machine, command), self._life)
+                case _:
                     pass
         self._node.report(machine.load())
         self._arm(machine)
@@ -125,6 +139,13 @@ class SimStore:
                 self._run(verify_slot(self.arena, wanted))
 
         self._kernel.at(VERIFY_S, check, self._life)
+
+    async def _fetch(self, machine: StoreMachine, command: ArrivalCommand) -> None:
+        """Copy a block from another store, as it is at the end of the read."""
+        slot = command.source.slot
+        found = await self._memory.read(slot, 0, slot.length, self._life)
+        if self.machine is machine:
+            self._run(_fetched(command, found, self.arena))
 
     def _arm(self, machine: StoreMachine) -> None:
         now_s = self._kernel.now_s
@@ -167,3 +188,25 @@ class SimStore:
 
 async def _answered(answer: Promise[Message]) -> Message | None:
     return await answer
+
+
+def _fetched(
+    command: ArrivalCommand, found: bytes | None, arena: memoryview
+) -> HeaderFetched | BodyFetched:
+    """What a store's fetcher would make of these bytes of the source's slot."""
+    number, header = command.number, isinstance(command, FetchHeader)
+    if found is None:
+        return HeaderFetched(number, None) if header else BodyFetched(number, None)
+    try:
+        if isinstance(command, FetchHeader):
+            return HeaderFetched(number, announced_header(found, command.source))
+        bounds = part_bounds(command.raw)
+        check_sums(command.raw, [xxh3_64_intdigest(found[at:to]) for at, to in bounds])
+    except CorruptSource:
+        if header:
+            return HeaderFetched(number, None, corrupt=True)
+        return BodyFetched(number, None, corrupt=True)
+    raw = renewed_header(command.raw, command.generation)
+    block = raw + found[len(raw) : bounds[-1][1]]
+    arena[command.offset : command.offset + len(block)] = block
+    return BodyFetched(number, xxh3_64_intdigest(raw))

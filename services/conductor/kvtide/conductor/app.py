@@ -61,7 +61,11 @@ async def serve(
             async with open_node(
                 settings, roles, clock=clock, registry=registry, stop=stop
             ) as node:
-                dispatcher = Dispatcher(node.ref, policy=settings.placement())
+                dispatcher = Dispatcher(
+                    node.ref,
+                    policy=settings.placement(),
+                    replication=settings.replication(),
+                )
                 service = ConductorService(node, dispatcher, writer, registry)
                 services.append(service)
                 with _health(settings, node, service, writer, registry) as health:

@@ -6,11 +6,13 @@ from kvtide.bus.messages import (
     Admit,
     Beat,
     CandidateEstimate,
+    DropExtras,
     Explained,
     Failure,
     Placed,
     PlacementMade,
     Rejected,
+    Replicate,
     RequestEnded,
     StatusReply,
 )
@@ -69,4 +71,20 @@ class RecordNodeGone:
     beat: Beat
 
 
-Command = Reply | Announce | RecordDecision | RecordEnd | RecordNode | RecordNodeGone
+@dataclass(frozen=True, slots=True)
+class TellStore:
+    """Have a store make copies, or drop those that are of no use any more."""
+
+    store: NodeId
+    message: Replicate | DropExtras
+
+
+Command = (
+    Reply
+    | Announce
+    | RecordDecision
+    | RecordEnd
+    | RecordNode
+    | RecordNodeGone
+    | TellStore
+)

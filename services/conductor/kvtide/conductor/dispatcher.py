@@ -12,15 +12,18 @@ from kvtide.bus.messages import (
     ConductorLoad,
     GatewayLoad,
     NodeView,
+    Placed,
     RequestEnded,
     StatusReply,
 )
 from kvtide.conductor.commands import (
+    Announce,
     Command,
     RecordEnd,
     RecordNode,
     RecordNodeGone,
     Reply,
+    TellStore,
 )
 from kvtide.conductor.events import (
     AdmitAsked,
@@ -42,12 +45,18 @@ from kvtide.conductor.events import (
     Tick,
 )
 from kvtide.conductor.limits import ConductorLimits
-from kvtide.conductor.reducers.admission import Admission, Knowledge, booking_of
+from kvtide.conductor.reducers.admission import (
+    Admission,
+    Decision,
+    Knowledge,
+    booking_of,
+)
 from kvtide.conductor.reducers.answers import Answers
 from kvtide.conductor.reducers.bookings import Bookings
 from kvtide.conductor.reducers.explanations import Explanations
 from kvtide.conductor.reducers.membership import Membership
 from kvtide.conductor.reducers.prefix_index import PrefixIndex
+from kvtide.conductor.reducers.replication import Replication, ReplicationRules
 from kvtide.kv import NodeRef, Role
 from kvtide.policy import LeastTtft, PlacementPolicy
 
@@ -63,6 +72,7 @@ class Dispatcher:
         *,
         policy: PlacementPolicy | None = None,
         limits: ConductorLimits | None = None,
+        replication: ReplicationRules | None = None,
     ) -> None:
         """Start knowing nothing; everything comes as events."""
         self.me = me
@@ -72,6 +82,8 @@ class Dispatcher:
         self._bookings = Bookings(self._limits)
         self._answers = Answers(self._limits)
         self._explanations = Explanations(self._limits.explanations)
+        rules = replication or ReplicationRules()
+        self._replication = Replication(self._members, self._index, rules)
         self._admission = Admission(
             Knowledge(
                 self._members,
@@ -96,13 +108,22 @@ class Dispatcher:
         match question:
             case AdmitAsked(admit, reply_to):
                 decision = self._admission.decide(admit, self.me, now_s)
-                return [Reply(reply_to, decision.answer), *decision.commands]
+                copies = self._copies(decision, now_s)
+                return [Reply(reply_to, decision.answer), *decision.commands, *copies]
             case StatusAsked(_, reply_to):
                 return [Reply(reply_to, self._status(question, now_s))]
             case ExplainAsked(query, reply_to):
                 return [Reply(reply_to, self._explanations.explain(query.request))]
             case _:
                 assert_never(question)
+
+    def _copies(self, decision: Decision, now_s: float) -> list[TellStore]:
+        """What a new placement means for where copies should be."""
+        orders: list[TellStore] = []
+        for command in decision.commands:
+            if isinstance(command, Announce) and isinstance(decision.answer, Placed):
+                orders += self._replication.placed(command.made, decision.answer, now_s)
+        return orders
 
     def _index_news(self, news: BlockNews) -> None:
         match news:
@@ -123,6 +144,7 @@ class Dispatcher:
             case PlacementHeard(made):
                 if made.conductor != self.me:
                     self._bookings.book(booking_of(made, now_s))
+                    self._replication.heard(made, now_s)
             case EndHeard(ended):
                 return self._ended(ended, now_s)
             case MemberSeen(beat):
@@ -135,6 +157,7 @@ class Dispatcher:
                 self._answers.clear()
             case Tick():
                 self._tick(now_s)
+                return [*self._replication.tick(self.me, now_s)]
             case _:
                 assert_never(news)
         return []
@@ -167,6 +190,8 @@ class Dispatcher:
         before = self._members.seen(beat)
         if before is not None and before.node.epoch < beat.node.epoch:
             self._lost(before)
+        if Role.STORE in beat.roles:
+            self._replication.store_seen(beat.node, now_s)
         self._bookings.reported(beat.node.node, now_s)
         if before is not None and _recorded(before) == _recorded(beat):
             return []
@@ -183,6 +208,7 @@ class Dispatcher:
         """That life of a node is over, and with it what it held and owned."""
         if Role.STORE in beat.roles:
             self._index.forget_life(beat.node)
+            self._replication.store_gone(beat.node)
         if Role.GATEWAY in beat.roles:
             self._bookings.gateway_gone(beat.node)
 

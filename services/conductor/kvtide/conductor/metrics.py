@@ -2,7 +2,14 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from kvtide.bus.messages import Admit, ConductorLoad, Placed, RequestEnded
+from kvtide.bus.messages import (
+    Admit,
+    ConductorLoad,
+    DropExtras,
+    Placed,
+    Replicate,
+    RequestEnded,
+)
 from kvtide.conductor.commands import Answer
 
 _DECISION_BUCKETS_S = (
@@ -52,6 +59,12 @@ class ConductorMetrics:
             buckets=_ERROR_BUCKETS,
             registry=registry,
         )
+        self._copies = Counter(
+            "kvtide_conductor_replica_orders",
+            "Copies that stores were told to make, by reason, or to drop (cold)",
+            ["reason"],
+            registry=registry,
+        )
         self._blocks = Gauge(
             "kvtide_conductor_indexed_blocks", "Keys in the index", registry=registry
         )
@@ -88,6 +101,15 @@ class ConductorMetrics:
         self._ended.labels(ended.outcome.value).inc()
         if predicted_ttft_ms is not None and ended.ttft_ms:
             self._ttft_error.observe(abs(predicted_ttft_ms / ended.ttft_ms - 1))
+
+    def told(self, message: Replicate | DropExtras) -> None:
+        """A store was told to make or drop copies."""
+        match message:
+            case Replicate(reason=reason, located=located):
+                keys = {each.key for each in located}
+                self._copies.labels(reason.value).inc(len(keys))
+            case DropExtras(keys=keys):
+                self._copies.labels("cold").inc(len(keys))
 
     def lost(self, subject: str, count: int) -> None:
         """Messages were dropped."""

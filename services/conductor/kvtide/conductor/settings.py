@@ -4,6 +4,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
+from kvtide.conductor.reducers.replication import ReplicationRules
 from kvtide.policy import (
     BalancingRatio,
     CostSeeds,
@@ -72,11 +73,53 @@ class ConductorSettings(RoleSettings):
         le=1,
         description="speed of loading from another host, as a share of the same host's",
     )
+    replicate: bool = Field(
+        default=True,
+        description="have stores make copies of hot blocks, and fill stores that come",
+    )
+    replica_copies: int = Field(
+        default=4,
+        ge=1,
+        le=64,
+        description="most copies of a block, all stores together",
+    )
+    replica_hot: float = Field(
+        default=4.0,
+        gt=0,
+        description="placements of a block in its half-life, for each copy that it has, "
+        "from which it gets one more",
+    )
+    replica_half_life_s: float = Field(
+        default=60.0, gt=0, description="after which a placement counts half"
+    )
+    replica_bytes_per_s: float = Field(
+        default=128e6,
+        gt=0,
+        description="mean rate at which this conductor orders copies",
+    )
+    replica_share: float = Field(
+        default=0.25,
+        gt=0,
+        le=1,
+        description="share of a store's memory that it orders copies for",
+    )
     retention_days: float = Field(
         default=30.0,
         gt=0,
         description="how long the catalog keeps decisions and ended requests",
     )
+
+    def replication(self) -> ReplicationRules:
+        """When copies are made."""
+        return ReplicationRules(
+            enabled=self.replicate,
+            half_life_s=self.replica_half_life_s,
+            hot=self.replica_hot,
+            copies=self.replica_copies,
+            balancing_ratio=self.balancing_ratio,
+            bytes_per_s=self.replica_bytes_per_s,
+            extra_share=self.replica_share,
+        )
 
     def placement(self) -> PlacementPolicy:
         """The policy that these settings choose."""

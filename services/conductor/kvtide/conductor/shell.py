@@ -40,6 +40,7 @@ from kvtide.conductor.commands import (
     RecordNode,
     RecordNodeGone,
     Reply,
+    TellStore,
 )
 from kvtide.conductor.dispatcher import Dispatcher
 from kvtide.conductor.events import (
@@ -190,6 +191,8 @@ class ConductorService:
         for command in commands:
             if isinstance(command, Announce):
                 await self._announce(command.made)
+            elif isinstance(command, TellStore):
+                await self._tell_store(command)
 
     async def _announce(self, made: PlacementMade) -> None:
         """At most once: others then learn of the load from the workers' reports."""
@@ -200,6 +203,15 @@ class ConductorService:
             _log.warning(
                 "placement_not_announced", request=made.request, error=str(error)
             )
+
+    async def _tell_store(self, command: TellStore) -> None:
+        """At most once: a block that stays hot is ordered again by a later placement."""
+        subject = self._node.subjects.inbox(Role.STORE, command.store, Hop.QUERY)
+        self._metrics.told(command.message)
+        try:
+            await self._node.bus.publish(subject, command.message)
+        except (BusError, LimitError) as error:
+            _log.info("store_not_told", store=command.store, error=str(error))
 
     def _record(self, commands: list[Command]) -> None:
         wall_s = self._node.clock.wall()
@@ -216,7 +228,7 @@ class ConductorService:
                     self._put(node_row(beat, wall_s))
                 case RecordNodeGone(_, beat):
                     self._put(node_row(beat, wall_s, gone=True))
-                case Reply() | Announce():
+                case Reply() | Announce() | TellStore():
                     pass
                 case _:
                     assert_never(command)

@@ -13,28 +13,26 @@ from xxhash import xxh3_64_intdigest
 from kvtide.bus import BusError, Node
 from kvtide.bus.messages import BadCopy
 from kvtide.bus.subjects import Hop
-from kvtide.kv import (
-    BlockHeader,
-    HeaderMismatchError,
-    Located,
-    Role,
-    SlotRef,
-    renewed_header,
-)
+from kvtide.kv import Located, Role, SlotRef, renewed_header
 from kvtide.runtime import LimitError
 from kvtide.store.fetches import (
+    HEADER_LIMIT_BYTES,
     ArrivalCommand,
     BodyFetched,
+    CorruptSource,
     FetchBody,
     FetchHeader,
     HeaderFetched,
+    SourceGone,
+    announced_header,
+    check_sums,
+    part_bounds,
 )
 from kvtide.transfer import Priority, ReadSlice, TransferError, TransferResult
 
 log = structlog.get_logger("kvtide.store")
 
 PURPOSE = "replica"
-HEADER_LIMIT_BYTES = 32 << 10
 CONNECT_TIMEOUT_S = 3.0
 COPY_BYTES = 1 << 20
 
@@ -45,14 +43,6 @@ class FetchTimes:
 
     timeout_s: float = 10.0
     least_bytes_per_s: float = 4e6
-
-
-class CorruptSource(Exception):  # noqa: N818 - becomes an event
-    """The bytes are there and are not what was announced."""
-
-
-class SourceGone(Exception):  # noqa: N818 - becomes an event
-    """The bytes can't be had."""
 
 
 class Fetcher:
@@ -109,46 +99,21 @@ class Fetcher:
         return corrupt
 
     async def _header(self, source: Located) -> bytes:
-        """The whole header, as announced: its length is where its first part starts."""
+        """The whole header, as announced."""
         buffer = bytearray(min(source.slot.length, HEADER_LIMIT_BYTES))
         await self._read(source.slot, [(0, memoryview(buffer))])
-        try:
-            header = BlockHeader.decode(buffer)
-        except HeaderMismatchError as error:
-            raise CorruptSource(str(error)) from error
-        length = header.parts[0].offset if header.parts else 0
-        raw = bytes(buffer[:length])
-        if not raw or xxh3_64_intdigest(raw) != source.header_xxh3:
-            raise CorruptSource("the header's checksum differs")
-        identity = (
-            ("key", header.key == source.key),
-            ("generation", header.generation == source.slot.generation),
-            ("slot_bytes", header.slot_bytes == source.slot.length),
-        )
-        for name, holds in identity:
-            if not holds:
-                raise CorruptSource(f"the header's {name} differs")
-        return raw
+        return announced_header(buffer, source)
 
     async def _body(self, asked: FetchBody) -> int:
         """All parts, compared with the header, then header and parts into the slot."""
-        header = BlockHeader.decode(asked.raw)
-        start = len(asked.raw)
-        bounds = [(part.offset, part.offset + part.length) for part in header.parts]
-        end = start
-        for number, (at, upto) in enumerate(bounds):
-            if at < end or upto > header.slot_bytes:
-                raise CorruptSource(f"part {number} lies outside its slot")
-            end = upto
-        buffer = bytearray(end)
+        bounds = part_bounds(asked.raw)
+        buffer = bytearray(bounds[-1][1])
         view = memoryview(buffer)
         ranges = [(at, view[at:upto]) for at, upto in bounds]
         result = await self._read(asked.source.slot, ranges)
-        for number, part in enumerate(header.parts):
-            if result.xxh3[number] != part.xxh3:
-                raise CorruptSource(f"the checksum of part {number} differs")
+        check_sums(asked.raw, result.xxh3)
         raw = renewed_header(asked.raw, asked.generation)
-        buffer[:start] = raw
+        buffer[: len(raw)] = raw
         await self._fill(view, asked.offset)
         return xxh3_64_intdigest(raw)
 

@@ -158,14 +158,14 @@ class Replicas:
                     del line[key]
                     continue
                 length = wanted.sources[0].slot.length
-                if not self._room(length, now_s):
+                if now_s < self._rate_free_s or not self._fits(length):
                     return started
                 del line[key]
                 started.append(self._fetch(key, wanted, now_s))
         return started
 
-    def _room(self, length: int, now_s: float) -> bool:
-        if now_s < self._rate_free_s or len(self._under_way) >= self._rules.in_flight:
+    def _fits(self, length: int) -> bool:
+        if len(self._under_way) >= self._rules.in_flight:
             return False
         # a block that is larger than the limit goes alone
         fits = self._bytes + length <= self._rules.in_flight_bytes
@@ -219,15 +219,13 @@ class Replicas:
 
     def wake_at_s(self) -> float | None:
         """When ``start`` may next have something to do; None: not by time alone."""
-        firsts = [next(iter(line.values())) for line in self._lines.values() if line]
-        if not firsts:
+        line = next((line for line in self._lines.values() if line), None)
+        if line is None:
             return None
-        ends_s = min(first.until_s for first in firsts)
-        if len(self._under_way) >= self._rules.in_flight:
-            return ends_s
-        if self._under_way and self._bytes >= self._rules.in_flight_bytes:
-            return ends_s
-        return min(ends_s, self._rate_free_s)
+        first = next(iter(line.values()))
+        if not self._fits(first.sources[0].slot.length):
+            return first.until_s
+        return min(first.until_s, self._rate_free_s)
 
 
 def _rank(reason: ReplicaReason) -> int:
