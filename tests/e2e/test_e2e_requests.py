@@ -163,8 +163,10 @@ def test_seeded_draws_do_not_depend_on_company(system: System) -> None:
 
     def texts(bodies: list[dict[str, Any]]) -> list[str]:
         with ThreadPoolExecutor(len(bodies)) as threads:
-            replies = threads.map(lambda b: system.post("/v1/completions", b), bodies)
-            return [told(reply["choices"][0]) for reply in replies]
+            return list(threads.map(text, bodies))
+
+    def text(body: dict[str, Any]) -> str:
+        return told(system.post("/v1/completions", body)["choices"][0])
 
     def told(choice: dict[str, Any]) -> str:
         logprobs = choice["logprobs"]

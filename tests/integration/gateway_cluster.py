@@ -328,7 +328,9 @@ class Cluster:
             ids=ids,
             state=state,
             finish=finish,
-            logprobs=logprobs_of(generating.work, pull.index, ids),
+            logprobs=logprobs_of(generating.work, pull.index, ids)
+            if generating
+            else (),
         )
 
     @property

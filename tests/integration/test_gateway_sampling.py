@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionTokenLogprob
 from tests.integration.gateway_cluster import (
     MODEL,
     TOKENIZER,
@@ -17,10 +18,8 @@ from tests.integration.gateway_cluster import (
 
 from kvtide.bus.messages import GrammarLanguage, GrammarSpec
 
-CHAT: dict[str, Any] = {
-    "model": MODEL,
-    "messages": [{"role": "user", "content": "hi"}],
-}
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
+CHAT: dict[str, Any] = {"model": MODEL, "messages": MESSAGES}
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "null"}}}
 
 
@@ -107,12 +106,15 @@ async def test_every_way_to_ask_for_structure_is_one_grammar(
 async def test_a_bad_grammar_is_refused_before_any_work(
     running: Running, http: httpx.AsyncClient
 ) -> None:
-    two = {"guided_regex": "a", "guided_json": {}}
-    for asked, said in (
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"guided_json": {"type": "object", "properties": 5}}, "properties"),
-        (two, "either guided_json or guided_regex"),
+        (
+            {"guided_regex": "a", "guided_json": {}},
+            "either guided_json or guided_regex",
+        ),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
-    ):
+    ]
+    for asked, said in wrong:
         response = await http.post("/v1/chat/completions", json={**CHAT, **asked})
         assert response.status_code == 400
         assert said in response.json()["error"]["message"]
@@ -123,8 +125,9 @@ async def test_a_chats_logprobs_are_those_of_its_tokens_streamed_or_not(
     running: Running, client: openai.AsyncOpenAI
 ) -> None:
     ids: list[int] = TOKENIZER.encode(running.script.answer).ids
-    asked: dict[str, Any] = {**CHAT, "logprobs": True, "top_logprobs": 2}
-    whole = await client.chat.completions.create(**asked)
+    whole = await client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, logprobs=True, top_logprobs=2
+    )
     [choice] = whole.choices
     assert choice.logprobs is not None
     content = choice.logprobs.content or []
@@ -134,8 +137,10 @@ async def test_a_chats_logprobs_are_those_of_its_tokens_streamed_or_not(
     assert [token.logprob for token in content] == [-float(i) for i in range(len(ids))]
     assert [len(token.top_logprobs) for token in content] == [2] * len(ids)
     assert content[0].top_logprobs[0].token == content[0].token
-    pieces: list[Any] = []
-    async for chunk in await client.chat.completions.create(**asked, stream=True):
+    pieces: list[ChatCompletionTokenLogprob] = []
+    async for chunk in await client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, logprobs=True, top_logprobs=2, stream=True
+    ):
         [piece] = chunk.choices
         if piece.logprobs is not None:
             pieces += piece.logprobs.content or []
@@ -147,8 +152,8 @@ async def test_a_text_completions_logprobs_have_offsets(
 ) -> None:
     answer = running.script.answer
     ids: list[int] = TOKENIZER.encode(answer).ids
-    asked: dict[str, Any] = {"model": MODEL, "prompt": "hi", "logprobs": 1}
-    [choice] = (await client.completions.create(**asked)).choices
+    whole = await client.completions.create(model=MODEL, prompt="hi", logprobs=1)
+    [choice] = whole.choices
     told = choice.logprobs
     assert told is not None
     assert told.tokens is not None
@@ -162,7 +167,9 @@ async def test_a_text_completions_logprobs_have_offsets(
         if "\ufffd" not in token:  # a part of a character has no text of its own
             assert answer[offset : offset + len(token)] == token
     offsets: list[int] = []
-    async for chunk in await client.completions.create(**asked, stream=True):
+    async for chunk in await client.completions.create(
+        model=MODEL, prompt="hi", logprobs=1, stream=True
+    ):
         logprobs = chunk.choices[0].logprobs
         if logprobs is not None:
             offsets += logprobs.text_offset or []
@@ -173,7 +180,9 @@ async def test_lost_tokens_are_pulled_with_their_logprobs(
     running: Running, client: openai.AsyncOpenAI
 ) -> None:
     running.script.drop_tokens = True
-    answer = await client.chat.completions.create(**CHAT, logprobs=True)
+    answer = await client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, logprobs=True
+    )
     told = answer.choices[0].logprobs
     assert told is not None
     raw = b"".join(bytes(token.bytes or []) for token in told.content or [])
