@@ -13,6 +13,7 @@ from kvtide.runtime import SystemClock
 from kvtide.transfer import Access, Endpoint, ReadSlice, RegionHandle
 from kvtide.transfer.capability import derive_key
 from kvtide.transfer.channel import Channel, ChannelClosedError
+from kvtide.transfer.handles import PROTOCOL
 from kvtide.transfer.handshake import Session, Use, greet
 from kvtide.transfer.wire import (
     HEAD_BYTES,
@@ -128,7 +129,7 @@ async def test_frames_that_are_refused(owner: Endpoint) -> None:
         other.channel.close()
         # a declared length beyond the limit
         insider = Insider(owner)
-        head = struct.pack("<4sBBBBIQ", b"KVT1", 2, 1, 0, 0, 2**31, 1) + bytes(16)
+        head = struct.pack("<4sBBBBIQ", b"KVT1", PROTOCOL, 1, 0, 0, 2**31, 1) + bytes(16)
         assert insider.send(head) == b""
 
     await asyncio.to_thread(all_of_it)

@@ -22,6 +22,7 @@ MIB = 1 << 20
 class Load:
     nbytes: int = MIB
     urgency: int = 0
+    location: str = ""
 
 
 known = partial(Rail, measured=True)
@@ -60,11 +61,47 @@ def test_a_slow_rail_gets_less() -> None:
     assert 20 < moved[1] < 60
 
 
-def test_a_penalty_counts() -> None:
-    schedule = Schedule[Load]([known("a", penalty=3.0), known("b")])
-    for _ in range(2):
+def test_a_penalty_counts_where_the_memory_lies() -> None:
+    rails = [known("a", penalties={"cpu:1": 3.0}), known("b", penalties={"cpu:0": 3.0})]
+    schedule = Schedule[Load](rails)
+    for location in ("cpu:0", "cpu:1", "cpu:0", "cpu:1"):
+        schedule.put(Load(location=location))
+    assert [rail for _, rail in schedule.assign(0)] == [0, 1, 0, 1]
+
+
+def test_a_way_that_is_gone_gets_nothing_and_one_that_comes_does() -> None:
+    schedule = Schedule[Load]([known("a"), known("b")])
+    schedule.put(Load())
+    assert [rail for _, rail in schedule.assign(0)] == [0]
+    assert schedule.remove("a") == 0
+    assert schedule.remove("a") is None
+    for _ in range(3):
         schedule.put(Load())
-    assert [rail for _, rail in schedule.assign(0)] == [1, 1]
+    assert [rail for _, rail in schedule.assign(0)] == [1, 1, 1]
+    # what is on it still ends; until then its place is not given away
+    assert schedule.add(known("a")) == 2
+    assert schedule.remove("a") == 2
+    schedule.returned(0, MIB)
+    assert schedule.add(known("a")) == 0
+    schedule.put(Load())
+    assert [rail for _, rail in schedule.assign(0)] == [0]
+
+
+def test_without_any_way_requests_wait() -> None:
+    schedule = Schedule[Load]([known("a")])
+    schedule.remove("a")
+    schedule.put(Load())
+    assert schedule.assign(0) == []
+    assert schedule.wake_s(0) is None
+    schedule.add(Rail("c"))
+    assert [rail for _, rail in schedule.assign(0)] == [1]
+
+
+def test_what_does_not_fit_goes_by_the_next_tier() -> None:
+    schedule = Schedule[Load]([known("rdma", most_bytes=MIB), known("tcp", tier=1)])
+    for nbytes in (MIB, MIB + 1):
+        schedule.put(Load(nbytes))
+    assert [rail for _, rail in schedule.assign(0)] == [0, 1]
 
 
 def test_a_lower_tier_only_helps_out() -> None:

@@ -34,11 +34,13 @@ class Control:
         dialer: Dialer,
         *,
         region_gone: Callable[[int], None],
+        ways: Callable[[bytes], None],
         peer_gone: Callable[[TransferError], None],
     ) -> None:
         """Nothing is opened before ``open``."""
         self._dialer = dialer
         self._region_gone = region_gone
+        self._ways = ways
         self._peer_gone = peer_gone
         self._lock = threading.Lock()
         self._channel: Channel | None = None
@@ -151,6 +153,9 @@ class Control:
             verify(session.receive_key, head, body)
             if head.kind is Kind.REGION_GONE:
                 self._region_gone(*struct.unpack("<Q", body))
+                continue
+            if head.kind is Kind.WAYS:
+                self._ways(body)
                 continue
             answer = self._waiting.get(head.request_id)
             if answer is None or answer.done():

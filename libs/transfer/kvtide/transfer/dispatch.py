@@ -106,6 +106,37 @@ class Dispatcher:
         for carrier in self._carriers:
             carrier.abort(None)
 
+    def add(self, rail: Rail, make: MakeCarrier) -> None:
+        """A way to the peer appears: it gets its share from now on."""
+        carrier = make(self._report)
+        with self._lock:
+            if self._end is None:
+                index = self._schedule.add(rail)
+                if index == len(self._carriers):
+                    self._carriers.append(carrier)
+                else:
+                    self._carriers[index] = carrier
+            end = self._end
+        if end is None:
+            self._go_on()
+        else:
+            carrier.abort(None)
+            carrier.join()
+
+    def remove(self, name: str) -> None:
+        """A way to the peer is gone: what is on it goes elsewhere, at no cost.
+
+        Waits for the end of the rail's thread, so not for that thread.
+        """
+        with self._lock:
+            index = self._schedule.remove(name)
+            if index is None:
+                return
+            carrier = self._carriers[index]
+        carrier.abort(None)
+        carrier.join()
+        self._go_on()
+
     def join(self) -> None:
         """Wait for the rails' threads, after ``finish``."""
         for carrier in self._carriers:
@@ -127,6 +158,7 @@ class Dispatcher:
                 for rail, carrier in zip(
                     self._schedule.rails, self._carriers, strict=True
                 )
+                if not rail.gone
             ]
 
     def _go_on(self) -> None:

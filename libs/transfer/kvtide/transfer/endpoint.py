@@ -5,12 +5,13 @@ import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from kvtide.runtime import Clock
 from kvtide.transfer.alarm import Alarm
-from kvtide.transfer.buffers import plain_view
+from kvtide.transfer.buffers import address_of, plain_view
 from kvtide.transfer.capability import CapabilityMint, derive_key
 from kvtide.transfer.dial import Dialer
 from kvtide.transfer.errors import (
@@ -23,18 +24,22 @@ from kvtide.transfer.errors import (
 from kvtide.transfer.files import file_region
 from kvtide.transfer.handles import PROTOCOL, EndpointAddress
 from kvtide.transfer.interface import Notified, Observer, PeerGone, TransferEndpoint
+from kvtide.transfer.nics import card_towards
+from kvtide.transfer.own_ways import OwnWays, System
 from kvtide.transfer.peer import PeerSetup, SocketPeer
-from kvtide.transfer.rdma_owner import RdmaOwner
 from kvtide.transfer.regions import Region, RegionTable
 from kvtide.transfer.server import Identity, Server
 from kvtide.transfer.shm import create, private_memory, shm_host, sweep_shm
 from kvtide.transfer.tls import TlsFiles, load as load_tls
-from kvtide.transfer.topology import Topology
-from kvtide.transfer.verbs import Device, device_names
+from kvtide.transfer.topology import Topology, home
+from kvtide.transfer.verbs import Device
+from kvtide.transfer.ways import Surroundings
+from kvtide.transfer.wire import pack_ways
 
 log = logging.getLogger("kvtide.transfer")
 
 DEREGISTER_S = 10.0
+WATCH_S = 2.0
 
 
 class Endpoint(TransferEndpoint):
@@ -45,11 +50,15 @@ class Endpoint(TransferEndpoint):
     data connections to one of a peer's hosts, ``copy_threads`` the threads that copy from shared
     memory. ``advertise_host`` is what peers connect to (default: ``listen_host``);
     several, separated by commas, are several ways in, and transfers use all of them
-    (``listen_host`` is then "0.0.0.0").
+    (``listen_host`` is then "0.0.0.0"). "*" are all cards that are up, as they come and
+    go; peers hear of it and use those that are there.
     ``rdma_devices`` are the RDMA devices to use, None: all that there are; the i-th of
-    ours talks to the i-th of a peer's, as in a network with one rail per device.
+    ours talks to the i-th of a peer's, as in a network with one rail per device. One that
+    appears later is used, one that goes is left.
     ``tls`` encrypts all connections: a cluster has it everywhere or nowhere.
-    ``topology`` says which of them are far from "cpu:0", where we stage bytes.
+    ``topology`` says which cards are far from which memory (``topology.discover``);
+    memory lies where its region says, and else at ``location`` (None: the NUMA node
+    that this process runs on).
     """
 
     def __init__(
@@ -69,6 +78,8 @@ class Endpoint(TransferEndpoint):
         observer: Observer | None = None,
         rdma_devices: Sequence[str] | None = (),
         topology: Topology | None = None,
+        location: str | None = None,
+        system: System | None = None,
         tls: TlsFiles | None = None,
     ) -> None:
         """Nothing is opened before ``start``.
@@ -84,7 +95,6 @@ class Endpoint(TransferEndpoint):
         self.epoch = epoch
         self._clock = clock
         self._listen = (listen_host, port)
-        self._advertise_host = advertise_host or listen_host
         self._shm_host = shm_host(shm_dir)
         self._shm_dir = shm_dir if self._shm_host else None
         self._key = derive_key(secret, "authentication")
@@ -92,9 +102,11 @@ class Endpoint(TransferEndpoint):
         self._table = RegionTable(mint, clock)
         self._lanes = lanes
         self._observer = observer
-        self._rdma_devices = rdma_devices
         self._topology = topology or Topology({})
-        self._rdma: RdmaOwner | None = None
+        self._home = home() if location is None else location
+        self._own = OwnWays(
+            advertise_host or listen_host, rdma_devices, system or System()
+        )
         self._tls = None if tls is None else load_tls(tls)
         self._alarm = Alarm(clock)
         self._copiers = ThreadPoolExecutor(copy_threads, "transfer-copy")
@@ -137,21 +149,22 @@ class Endpoint(TransferEndpoint):
             removed = sweep_shm(self._shm_dir)
             if removed:
                 log.info("removed %d leftovers from %s", len(removed), self._shm_dir)
-        self._rdma = self._open_rdma()
+        self._own.open()
         try:
-            port = self._server.start(*self._listen, self._rdma)
+            port = self._server.start(*self._listen, self._own.rdma)
         except OSError:
-            if self._rdma is not None:
-                self._rdma.close()
+            self._own.close()
             raise
         self._address = EndpointAddress(
             self.node,
             self.epoch,
-            self._advertise_host,
+            ",".join(self._own.hosts),
             port,
             self._shm_host,
             PROTOCOL,
         )
+        if self._own.changing:
+            self._watch()
 
     async def close(self) -> None:
         """See ``TransferEndpoint.close``."""
@@ -169,26 +182,48 @@ class Endpoint(TransferEndpoint):
         self._server.close()
         self._copiers.shutdown()
         self._alarm.close()
-        if self._rdma is not None:
-            self._rdma.close()
+        self._own.close()
         for region in self._table.regions():
             self._table.retire(region)
             region.dispose()
 
-    def _open_rdma(self) -> RdmaOwner | None:
-        names = self._rdma_devices
-        if names is None:
-            names = device_names()
-        if not names:
-            return None
-        devices: list[Device] = []
+    def look_again(self) -> None:
+        """Use the cards and devices that are there now, not those that are gone.
+
+        Transfers under way go on by what is left. Done by itself every ``WATCH_S``
+        seconds where that can matter. Blocks for moments; for threads.
+        """
+        if not self._own.look(self._use_devices) or self._address is None:
+            return
+        hosts, devices = self._own.hosts, self._own.devices
+        self._address = replace(self._address, host=",".join(hosts))
+        self._use_devices(devices)
+        self._server.tell_ways(pack_ways(len(devices), hosts))
+
+    def _use_devices(self, devices: Sequence[Device | None]) -> None:
+        with self._lock:
+            peers = list(self._peers.values())
+        for peer in peers:
+            try:
+                peer.devices_changed(devices)
+            except TransferError as error:
+                log.info("%s does not answer: %s", peer.node, error)
+
+    def _watch(self) -> None:
+        self._alarm.at(self._clock.monotonic() + WATCH_S, self._look_later)
+
+    def _look_later(self) -> None:
         try:
-            devices.extend(Device(name) for name in names)
-        except TransferError:
-            for device in devices:
-                device.close()
-            raise
-        return RdmaOwner(devices)
+            self._copiers.submit(self.look_again)
+        except RuntimeError:
+            return
+        self._watch()
+
+    def _locate(self, views: Sequence[memoryview]) -> str:
+        """Where memory of ours lies: as its region says, else where this process is."""
+        first = next((view for view in views if len(view)), None)
+        known = None if first is None else self._table.location_of(address_of(first))
+        return known or self._home
 
     def allocate(self, length: int, *, name: str, location: str = "cpu:0") -> Region:
         """See ``TransferEndpoint.allocate``."""
@@ -255,8 +290,8 @@ class Endpoint(TransferEndpoint):
             # a peer that reads this slowly loses its connection instead
             self._server.drop_users(region)
             self._table.wait_unused(region, DEREGISTER_S)
-        if self._rdma is not None:
-            self._rdma.forget(region.number)
+        if self._own.rdma is not None:
+            self._own.rdma.forget(region.number)
         self._server.region_gone(region)
         region.dispose()
 
@@ -308,15 +343,16 @@ class Endpoint(TransferEndpoint):
 
     def _open(self, address: EndpointAddress, timeout_s: float) -> SocketPeer:
         near = bool(self._shm_host) and address.shm_host == self._shm_host
+        here = Surroundings(self._topology, self._lanes, self._clock, card_towards)
         setup = PeerSetup(
             self._clock,
             self._copiers,
             self._observer,
             self._alarm,
             self._shm_dir if near else None,
-            self._lanes,
-            () if self._rdma is None else tuple(self._rdma.devices),
-            self._topology,
+            self._own.devices,
+            here,
+            self._locate if self._topology.crosses else None,
         )
         hosts = tuple(address.host.split(","))
         dialer = Dialer(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the wire protocol; both ends must have the same."""
 
 

@@ -12,7 +12,7 @@ from kvtide.transfer.buffers import WINDOW_BYTES, Digests, windows
 from kvtide.transfer.channel import Channel
 from kvtide.transfer.errors import Corrupt, Refused, TimedOut, TransferError
 from kvtide.transfer.handles import Access, Operation
-from kvtide.transfer.handshake import Session
+from kvtide.transfer.handshake import Session, Use
 from kvtide.transfer.hashed import receive_hashed
 from kvtide.transfer.interface import Notified, Observer
 from kvtide.transfer.rdma_owner import RdmaOwner
@@ -104,6 +104,15 @@ class Inbound:
         except (TransferError, OSError):
             self.channel.shutdown()
 
+    def tell_ways(self, body: bytes) -> None:
+        """Tell the peer our ways in, as they are now; only where it listens for news."""
+        if self.session.use is not Use.CONTROL:
+            return
+        try:
+            self._send(Kind.WAYS, 0, body)
+        except (TransferError, OSError):
+            self.channel.shutdown()
+
     def _next_head(self) -> Head:
         first = bytearray(HEAD_BYTES)
         # idle for as long as it likes
@@ -130,7 +139,7 @@ class Inbound:
                 self._send(Kind.ANSWER, head.request_id, b"")
             case Kind.RDMA_DEVICES | Kind.RDMA_PAIR | Kind.RDMA_REACH:
                 self._set_up_rdma(head, body)
-            case Kind.REGION_GONE | Kind.ANSWER:
+            case Kind.REGION_GONE | Kind.WAYS | Kind.ANSWER:
                 raise Refused("a client sent a server's frame", node=self.session.node)
 
     def _claim(self, ask: Ask, access: Access) -> list[Grant]:

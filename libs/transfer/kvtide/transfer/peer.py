@@ -15,7 +15,7 @@ from kvtide.transfer.buffers import check_targets, plain_view
 from kvtide.transfer.control import Control
 from kvtide.transfer.copier import Copier, SharedMover
 from kvtide.transfer.dial import Dialer
-from kvtide.transfer.dispatch import Dispatcher, MakeCarrier, RailReport
+from kvtide.transfer.dispatch import Dispatcher, RailReport
 from kvtide.transfer.errors import (
     Refused,
     StaleEpoch,
@@ -32,20 +32,12 @@ from kvtide.transfer.handles import (
 )
 from kvtide.transfer.interface import Observer, TransferPeer, check_message
 from kvtide.transfer.mappings import Mappings
-from kvtide.transfer.plan import (
-    PIECE_BYTES,
-    REQUEST_BYTES,
-    SHARED_BYTES,
-)
-from kvtide.transfer.rdma import SLOT_BYTES, RdmaCarrier
 from kvtide.transfer.regions import check_range
 from kvtide.transfer.requests import Batch, Request
-from kvtide.transfer.schedule import Rail
-from kvtide.transfer.tcp import TcpCarrier
-from kvtide.transfer.topology import Topology
 from kvtide.transfer.transfer import Transfer
 from kvtide.transfer.verbs import Device
-from kvtide.transfer.wire import Kind, check_handle
+from kvtide.transfer.ways import Surroundings, Ways
+from kvtide.transfer.wire import Kind, check_handle, unpack_ways
 
 log = logging.getLogger("kvtide.transfer")
 
@@ -62,9 +54,9 @@ class PeerSetup:
     observer: Observer | None
     alarm: Alarm
     shm_dir: Path | None
-    lanes: int
-    rdma: Sequence[Device]
-    topology: Topology
+    rdma: Sequence[Device | None]
+    here: Surroundings
+    locate: Callable[[Sequence[memoryview]], str] | None
 
 
 class SocketPeer(TransferPeer):
@@ -91,10 +83,17 @@ class SocketPeer(TransferPeer):
         self._mappings: Mappings | None = None
         self._copier: Copier | None = None
         self._dispatcher: Dispatcher | None = None
-        self._path = "tcp"
-        self._limits = (PIECE_BYTES, REQUEST_BYTES)
         self._control = Control(
-            dialer, region_gone=self._region_gone, peer_gone=self._lost
+            dialer,
+            region_gone=self._region_gone,
+            ways=self._hear_of_ways,
+            peer_gone=self._lost,
+        )
+        self._ways = Ways(
+            dialer,
+            setup.here,
+            self._control.ask,
+            setup.rdma if setup.shm_dir is None else (),
         )
         if setup.shm_dir is not None:
             self._mappings = Mappings(
@@ -107,24 +106,14 @@ class SocketPeer(TransferPeer):
         """Connect; raises as ``TransferEndpoint.connect``."""
         self._control.open(timeout_s)
         try:
-            rails = self._rdma_rails(timeout_s)
+            wanted = self._copier is None and any(self._setup.rdma)
+            theirs = self._devices_there(timeout_s) if wanted else 0
         except TransferError:
             self._control.close()
             raise
-        if self._copier is not None:
-            self._path = "shm"
-        elif rails:
-            self._path = "rdma"
-            self._limits = (SLOT_BYTES, SLOT_BYTES)
-        tier = len(rails) and 1
-        for index in range(self._setup.lanes):
-            hosts = self._dialer.hosts
-            rails += [self._tcp_rail(host, index, tier) for host in hosts]
-        if len(self._dialer.hosts) > 1:
-            self._limits = (min(SHARED_BYTES, self._limits[0]), self._limits[1])
         dispatcher = Dispatcher(
             self.node,
-            rails,
+            self._ways.rails(theirs),
             self._setup.clock,
             self._setup.alarm,
             self._setup.observer,
@@ -136,37 +125,28 @@ class SocketPeer(TransferPeer):
             dispatcher.finish(self._end)
         log.info("peer %s epoch %d by %s", self.node, self.epoch, self.path)
 
-    def _rdma_rails(self, timeout_s: float) -> list[tuple[Rail, MakeCarrier]]:
-        """A rail for each of our devices that has one opposite."""
-        devices = self._setup.rdma
-        if not devices or self._copier is not None:
-            return []
+    def _devices_there(self, timeout_s: float) -> int:
+        """How many RDMA devices the peer has."""
         answer = self._control.ask(Kind.RDMA_DEVICES, b"", timeout_s)
         theirs = answer[0] if answer else 0
         if not theirs:
             log.info("peer %s has no RDMA: TCP is used", self.node)
-        return [
-            (
-                Rail(
-                    device.name,
-                    penalty=self._setup.topology.penalty("cpu:0", device.name),
-                ),
-                partial(
-                    RdmaCarrier,
-                    self.node,
-                    device,
-                    index,
-                    self._control.ask,
-                    self._setup.clock,
-                ),
-            )
-            for index, device in enumerate(devices[:theirs])
-        ]
+        return theirs
+
+    def devices_changed(self, devices: Sequence[Device | None]) -> None:
+        """Our RDMA devices are these now; by the endpoint. May block for a moment.
+
+        Raises:
+            Unreachable, TimedOut: the peer does not say what it has.
+        """
+        if self._dispatcher is not None and self._copier is None:
+            theirs = self._devices_there(MAP_TIMEOUT_S) if any(devices) else 0
+            self._ways.change(self._dispatcher, theirs=theirs, devices=devices)
 
     @property
     def path(self) -> str:
         """See ``TransferPeer.path``."""
-        return self._path
+        return "shm" if self._copier is not None else self._ways.path
 
     @property
     def gone(self) -> bool:
@@ -258,11 +238,6 @@ class SocketPeer(TransferPeer):
         """What is known of each way to the peer, shared memory excepted."""
         return [] if self._dispatcher is None else self._dispatcher.reports()
 
-    def _tcp_rail(self, host: str, index: int, tier: int) -> tuple[Rail, MakeCarrier]:
-        thread = f"transfer-out-{self.node}-{host}-{index}"
-        carrier = partial(TcpCarrier, thread, self._dialer.only(host))
-        return Rail(f"{host}#{index}", tier), carrier
-
     # ---- submission
 
     def _transfer(
@@ -300,7 +275,10 @@ class SocketPeer(TransferPeer):
             check_handle(handles[index], self.node, self.epoch, index)
             check_range(offsets[index], len(view), handles[index].length, index)
         paths = [self._way(handle) for handle in handles]
-        requests = batch.requests(transfer, paths, self._limits)
+        requests = batch.requests(transfer, paths, self._ways.limits)
+        if self._setup.locate is not None:
+            for request in requests:
+                request.location = self._setup.locate(request.views)
         with self._lock:
             self._under_way.add(transfer)
         finale = partial(self._notify_later, notify) if notify else None
@@ -368,6 +346,19 @@ class SocketPeer(TransferPeer):
         if self._copier is not None:
             self._copier.mover.forget(region)
         self._files.mover.forget(region)
+
+    def _hear_of_ways(self, body: bytes) -> None:
+        """News of the peer's; from the control connection's thread, which must go on."""
+        theirs, hosts = unpack_ways(body)
+        try:
+            self._setup.copiers.submit(self._change_ways, theirs, hosts)
+        except RuntimeError:
+            log.debug("news came at the end")
+
+    def _change_ways(self, theirs: int, hosts: Sequence[str]) -> None:
+        if self._dispatcher is not None:
+            theirs = theirs if self._copier is None else 0
+            self._ways.change(self._dispatcher, theirs=theirs, hosts=hosts)
 
     # ---- ends and errors
 

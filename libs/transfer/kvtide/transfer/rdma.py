@@ -83,16 +83,21 @@ class Reaches:
         self._node = node
         self._known: dict[tuple[int, bytes, bool], tuple[Reach, float | None]] = {}
 
-    def of(self, handle: RegionHandle, *, write: bool) -> Reach:
-        """Ask the owner at the first use; raises what the owner answers."""
+    def of(self, handle: RegionHandle, device: int, *, write: bool) -> Reach:
+        """Ask the owner at the first use; raises what the owner answers.
+
+        Raises:
+            Unreachable: the owner's ``device``-th device does not reach the region.
+        """
         key = (handle.region, handle.capability, write)
         known = self._known.get(key)
         if known is not None:
             reach, expires_s = known
-            if expires_s is None or self._clock.monotonic() < expires_s:
+            if expires_s is not None and self._clock.monotonic() >= expires_s:
+                del self._known[key]
+                raise AccessDenied("the capability has expired", node=self._node)
+            if device < len(reach.keys) and reach.keys[device]:
                 return reach
-            del self._known[key]
-            raise AccessDenied("the capability has expired", node=self._node)
         # the piece's offset says whether writing is wanted
         access = Access.WRITE if write else Access.READ
         ask = Ask([key[:2]], [(0, int(access is Access.WRITE), 0)], "rdma")
@@ -101,6 +106,8 @@ class Reaches:
         if reach.expires_in_s is not None:
             expires_s = self._clock.monotonic() + reach.expires_in_s
         self._known[key] = (reach, expires_s)
+        if device >= len(reach.keys) or not reach.keys[device]:
+            raise Unreachable("the peer's device is gone", node=self._node)
         return reach
 
     def forget(self) -> None:
@@ -278,7 +285,7 @@ class RdmaCarrier(Carrier):
         for index, piece in enumerate(request.pieces):
             handle, offset = request.handles[index], request.offsets[index]
             try:
-                reach = self._reaches.of(handle, write=request.writes)
+                reach = self._reaches.of(handle, self._index, write=request.writes)
                 check_range(offset, piece.length, reach.length, piece.slice_index)
             except TransferError as error:
                 error.slice_index = piece.slice_index

@@ -5,6 +5,7 @@ import threading
 from typing import NamedTuple, Protocol
 
 from kvtide.runtime import Clock
+from kvtide.transfer.buffers import address_of
 from kvtide.transfer.capability import CapabilityMint
 from kvtide.transfer.errors import (
     AccessDenied,
@@ -58,6 +59,11 @@ class Region:
         self.view = view
         self._table = table
         self._backing = backing
+
+    @property
+    def staged(self) -> bool:
+        """Whether its memory is a device's, that goes through memory of the host."""
+        return False
 
     @property
     def length(self) -> int:
@@ -134,6 +140,7 @@ class RegionTable:
         self._regions: dict[int, Region] = {}
         self._users: dict[int, int] = {}
         self._last = 0
+        self._places: list[tuple[int, int, str]] | None = None
         # capabilities whose MAC was right, with their expiry
         self._checked: dict[tuple[int, bytes, Access], float | None] = {}
 
@@ -159,7 +166,23 @@ class RegionTable:
                 backing=backing,
             )
             self._regions[region.number] = region
+            self._places = None
         return region
+
+    def location_of(self, address: int) -> str | None:
+        """The location of the region that holds the address, if one does."""
+        with self._changed:
+            if self._places is None:
+                self._places = [
+                    (start, start + each.length, each.location)
+                    for each in self._regions.values()
+                    if each.length
+                    for start in (address_of(each.view),)
+                ]
+            for start, end, location in self._places:
+                if start <= address < end:
+                    return location
+        return None
 
     def regions(self) -> list[Region]:
         """Those that are reachable now."""
@@ -218,6 +241,7 @@ class RegionTable:
         """Deny new users from now on."""
         with self._changed:
             self._regions.pop(region.number, None)
+            self._places = None
 
     def wait_unused(self, region: Region, timeout_s: float) -> None:
         """Block until no user is left.

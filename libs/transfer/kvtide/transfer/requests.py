@@ -16,7 +16,7 @@ class Request:
     """Some pieces of one transfer that go out in one frame.
 
     ``views[i]`` is the local memory of ``pieces[i]``, ``offsets[i]`` where it is in
-    the region of ``handles[i]``.
+    the region of ``handles[i]``. ``location``: see ``schedule.Job``.
     """
 
     transfer: Transfer
@@ -26,6 +26,7 @@ class Request:
     offsets: Sequence[int]
     nbytes: int
     path: str = "tcp"
+    location: str = ""
     rail: int = -1
     frame_id: int = 0
     settled: bool = False

@@ -13,8 +13,8 @@ gets less. Rails of a lower tier are used only while all of the tiers above are 
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 DEPTH = 4
@@ -28,6 +28,7 @@ _SMALLEST_SAMPLE_BYTES = 64 << 10
 # an unused rail's bandwidth is believed twice as high after each of these
 _FORGET_S = 5.0
 _NO_TIER = 1 << 30
+_NO_LIMIT = 1 << 62
 
 
 class Job(Protocol):
@@ -43,6 +44,11 @@ class Job(Protocol):
         """0 goes first."""
         ...
 
+    @property
+    def location(self) -> str:
+        """Where its local memory lies ("cpu:0"), "" when that makes no difference."""
+        ...
+
 
 JobT = TypeVar("JobT", bound=Job)
 
@@ -51,12 +57,16 @@ JobT = TypeVar("JobT", bound=Job)
 class Rail:
     """One way to the peer, and what is known of it.
 
-    ``penalty`` multiplies its expected times (2.0: memory is on another NUMA node).
+    ``penalties`` multiply its expected times, by the location of a request's memory
+    (2.0: it is on another NUMA node); 1 for what is not in it. A request of more than
+    ``most_bytes`` does not fit. A rail that is ``gone`` gets nothing any more.
     """
 
     name: str
     tier: int = 0
-    penalty: float = 1.0
+    penalties: Mapping[str, float] = field(default_factory=dict[str, float])
+    most_bytes: int = _NO_LIMIT
+    gone: bool = False
     bandwidth_bytes_s: float = FIRST_GUESS_BYTES_S
     in_flight: int = 0
     in_flight_bytes: int = 0
@@ -66,6 +76,12 @@ class Rail:
     failures_in_a_row: int = 0
     paused_until_s: float = 0.0
     last_change_s: float = 0.0
+
+    def usable(self, nbytes: int, now_s: float) -> bool:
+        """Whether it may carry a request of this size now."""
+        return (
+            self.paused_until_s <= now_s and not self.gone and nbytes <= self.most_bytes
+        )
 
     def believed_bytes_s(self, now_s: float, best_bytes_s: float) -> float:
         """The bandwidth to plan with: an old measurement of an idle rail fades."""
@@ -85,6 +101,23 @@ class Schedule(Generic[JobT]):
         self._waiting_bytes = 0
         self._count = 0
 
+    def add(self, rail: Rail) -> int:
+        """A way appears; its index. One of this name that is gone gives its place."""
+        for index, each in enumerate(self.rails):
+            if each.gone and each.name == rail.name and not each.in_flight:
+                self.rails[index] = rail
+                return index
+        self.rails.append(rail)
+        return len(self.rails) - 1
+
+    def remove(self, name: str) -> int | None:
+        """A way is gone: its index, if it was there. What is on it is still to end."""
+        for index, rail in enumerate(self.rails):
+            if rail.name == name and not rail.gone:
+                rail.gone = True
+                return index
+        return None
+
     def put(self, job: JobT) -> None:
         """A request to be assigned."""
         self._count += 1
@@ -97,7 +130,7 @@ class Schedule(Generic[JobT]):
         while self._waiting:
             urgency, _, job = self._waiting[0]
             depth = DEPTH if urgency == 0 else BACKGROUND_DEPTH
-            index = self._choose(job.nbytes, depth, now_s)
+            index = self._choose(job, depth, now_s)
             if index is None:
                 break
             heapq.heappop(self._waiting)
@@ -153,7 +186,11 @@ class Schedule(Generic[JobT]):
         """When ``assign`` should be asked again, if requests wait for a pause's end."""
         if not self._waiting:
             return None
-        ends = [r.paused_until_s for r in self.rails if r.paused_until_s > now_s]
+        ends = [
+            rail.paused_until_s
+            for rail in self.rails
+            if rail.paused_until_s > now_s and not rail.gone
+        ]
         return min(ends) if ends else None
 
     def __len__(self) -> int:
@@ -166,16 +203,18 @@ class Schedule(Generic[JobT]):
         rail.in_flight_bytes -= nbytes
         return rail
 
-    def _choose(self, nbytes: int, depth: int, now_s: float) -> int | None:
+    def _choose(self, job: JobT, depth: int, now_s: float) -> int | None:
         """The rail for the next request; None when it is better to wait."""
-        tier, best_bytes_s = self._best_tier(now_s)
+        nbytes, location = job.nbytes, job.location
+        tier, best_bytes_s = self._best_tier(nbytes, now_s)
         best = roomy = None
         best_s = roomy_s = math.inf
         for index, rail in enumerate(self.rails):
-            if rail.tier != tier or rail.paused_until_s > now_s:
+            if rail.tier != tier or not rail.usable(nbytes, now_s):
                 continue
             rate = rail.believed_bytes_s(now_s, best_bytes_s)
-            finish_s = (rail.in_flight_bytes + nbytes) / rate * rail.penalty
+            penalty = rail.penalties.get(location, 1.0)
+            finish_s = (rail.in_flight_bytes + nbytes) / rate * penalty
             if finish_s < best_s:
                 best, best_s = index, finish_s
             # one at a time until it has shown how fast it is
@@ -188,13 +227,14 @@ class Schedule(Generic[JobT]):
         rail = self.rails[best]
         rate = rail.believed_bytes_s(now_s, best_bytes_s)
         all_bytes = rail.in_flight_bytes + self._waiting_bytes
-        return roomy if roomy_s <= all_bytes / rate * rail.penalty else None
+        penalty = rail.penalties.get(location, 1.0)
+        return roomy if roomy_s <= all_bytes / rate * penalty else None
 
-    def _best_tier(self, now_s: float) -> tuple[int, float]:
+    def _best_tier(self, nbytes: int, now_s: float) -> tuple[int, float]:
         """The best tier that has a usable rail, and the most that one of it moves."""
         tier, most_bytes_s = _NO_TIER, 0.0
         for rail in self.rails:
-            if rail.paused_until_s > now_s or rail.tier > tier:
+            if rail.tier > tier or not rail.usable(nbytes, now_s):
                 continue
             if rail.tier < tier:
                 tier, most_bytes_s = rail.tier, 0.0

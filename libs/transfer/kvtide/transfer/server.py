@@ -107,6 +107,11 @@ class Server:
         for inbound in self._proved():
             inbound.region_gone(region.number)
 
+    def tell_ways(self, body: bytes) -> None:
+        """Tell all peers of other ways to us; see ``wire.pack_ways``."""
+        for inbound in self._proved():
+            inbound.tell_ways(body)
+
     def drop_users(self, region: Region) -> None:
         """Cut the connections that use the region now."""
         for inbound in self._proved():

@@ -56,6 +56,7 @@ class Kind(IntEnum):
     RDMA_PAIR = 7
     RDMA_REACH = 8
     NOTIFY = 9
+    WAYS = 10
     ANSWER = 16
 
 
@@ -207,6 +208,18 @@ def unpack_fault(status: Status, body: bytes) -> TransferError:
     (index,) = _FAULT.unpack_from(body)
     message = body[_FAULT.size :].decode("utf-8", "replace")
     return _ERRORS[status](message, slice_index=None if index < 0 else index)
+
+
+def pack_ways(devices: int, hosts: Sequence[str]) -> bytes:
+    """The body of WAYS: an owner's RDMA devices and hosts, as they are now."""
+    return bytes([devices]) + ",".join(hosts).encode()
+
+
+def unpack_ways(body: bytes) -> tuple[int, tuple[str, ...]]:
+    """(number of devices, hosts); raises FrameError unless well-formed."""
+    if len(body) < 2:  # noqa: PLR2004
+        raise FrameError("news of ways is malformed")
+    return body[0], tuple(body[1:].decode("ascii", "replace").split(","))
 
 
 def pack_mapped(length: int, expires_in_s: float | None, shm_name: str) -> bytes:

@@ -1,0 +1,130 @@
+"""The ways to a peer: one rail for each of its hosts and RDMA devices, as they are now."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from kvtide.runtime import Clock
+from kvtide.transfer.dial import Dialer
+from kvtide.transfer.dispatch import Dispatcher, MakeCarrier
+from kvtide.transfer.plan import PIECE_BYTES, REQUEST_BYTES, SHARED_BYTES
+from kvtide.transfer.rdma import SLOT_BYTES, AskPeer, RdmaCarrier
+from kvtide.transfer.schedule import Rail
+from kvtide.transfer.tcp import TcpCarrier
+from kvtide.transfer.topology import Topology
+from kvtide.transfer.verbs import Device
+
+log = logging.getLogger("kvtide.transfer")
+
+TCP_TIER = 1
+"""Below RDMA: used while no device works."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What this end has: ``card_towards`` names our card on the way to a host."""
+
+    topology: Topology
+    lanes: int
+    clock: Clock
+    card_towards: Callable[[str], str]
+
+
+class Ways:
+    """See the module. Thread-safe.
+
+    The i-th of our devices talks to the i-th of the peer's.
+    """
+
+    def __init__(
+        self,
+        dialer: Dialer,
+        here: Surroundings,
+        ask: AskPeer,
+        devices: Sequence[Device | None],
+    ) -> None:
+        """``devices`` are ours, () where RDMA is not wanted."""
+        self._dialer = dialer
+        self._here = here
+        self._ask = ask
+        self._lock = threading.Lock()
+        self._devices = tuple(devices)
+        self._theirs = 0
+        self._hosts = dialer.hosts
+        self._names: set[str] = set()
+        self.path = "tcp"
+        """How most bytes will go."""
+        self.limits = (PIECE_BYTES, REQUEST_BYTES)
+        """Bytes of a piece and of a request."""
+
+    def rails(self, theirs: int) -> list[tuple[Rail, MakeCarrier]]:
+        """The first ones, for a peer with so many devices."""
+        with self._lock:
+            self._theirs = theirs
+            wanted = self._wanted()
+            self._names = set(wanted)
+        return list(wanted.values())
+
+    def change(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        theirs: int | None = None,
+        hosts: Sequence[str] | None = None,
+        devices: Sequence[Device | None] | None = None,
+    ) -> None:
+        """Have rails for what is there now; None: as before. Not for a rail's thread."""
+        with self._lock:
+            if theirs is not None:
+                self._theirs = theirs
+            if hosts is not None:
+                self._hosts = tuple(hosts)
+            if devices is not None:
+                self._devices = tuple(devices)
+            wanted = self._wanted()
+            new = [wanted[name] for name in wanted if name not in self._names]
+            old = [name for name in self._names if name not in wanted]
+            self._names = set(wanted)
+            for name in old:
+                log.info("a way to %s is gone: %s", self._dialer.address.node, name)
+                dispatcher.remove(name)
+            for rail, make in new:
+                log.info("a way to %s: %s", self._dialer.address.node, rail.name)
+                dispatcher.add(rail, make)
+
+    def _usable(self) -> list[tuple[int, Device]]:
+        return [
+            (index, device)
+            for index, device in enumerate(self._devices[: self._theirs])
+            if device is not None
+        ]
+
+    def _wanted(self) -> dict[str, tuple[Rail, MakeCarrier]]:
+        usable = self._usable()
+        # several hosts differ: smaller is fairer
+        piece_bytes = SHARED_BYTES if len(self._hosts) > 1 else PIECE_BYTES
+        self.path, self.limits = "tcp", (piece_bytes, REQUEST_BYTES)
+        if usable:
+            self.path, self.limits = "rdma", (SLOT_BYTES, SLOT_BYTES)
+        found = {device.name: self._rdma(index, device) for index, device in usable}
+        for index in range(self._here.lanes):
+            for host in self._hosts:
+                found[f"{host}#{index}"] = self._tcp(host, index)
+        return found
+
+    def _rdma(self, index: int, device: Device) -> tuple[Rail, MakeCarrier]:
+        node = self._dialer.address.node
+        carrier = partial(RdmaCarrier, node, device, index, self._ask, self._here.clock)
+        penalties = self._here.topology.penalties(device.name)
+        return Rail(device.name, penalties=penalties, most_bytes=SLOT_BYTES), carrier
+
+    def _tcp(self, host: str, index: int) -> tuple[Rail, MakeCarrier]:
+        thread = f"transfer-out-{self._dialer.address.node}-{host}-{index}"
+        carrier = partial(TcpCarrier, thread, self._dialer.only(host))
+        penalties: Mapping[str, float] = {}
+        if len(self._hosts) > 1 and self._here.topology.crosses:
+            card = self._here.card_towards(host)
+            penalties = self._here.topology.penalties(card)
+        return Rail(f"{host}#{index}", TCP_TIER, penalties), carrier
