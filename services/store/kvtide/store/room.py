@@ -15,6 +15,9 @@ from kvtide.store.slabs import SizeClass, Slab, Slabs
 
 _LAST = 1 << 63
 _LOOKED_AT = 256
+_NO_LEVEL = -1 << 20
+_FULLER = 2
+"""Steps between levels that make up for blocks of another size being younger."""
 
 
 class Room:
@@ -50,7 +53,7 @@ class Room:
         mine = self._candidates.next(own.number, Rank.ORDINARY, number)
         if mine != NONE and not self._may_go(mine, wanted_by, Rank.ORDINARY):
             mine = NONE
-        slab = self._older_slab(own, mine, wanted_by, slab_of)
+        slab = self._better_slab(own, mine, wanted_by, slab_of)
         if slab is not None:
             return self._going(slab)
         if mine != NONE:
@@ -85,34 +88,46 @@ class Room:
         if wanted_by is None or rank is Rank.EXTRA:
             return True
         owner = self._account[slot]
-        return (
-            owner == wanted_by.number or self._accounts[owner].level >= wanted_by.level
-        )
+        return owner == wanted_by.number or self._level(slot) >= wanted_by.level
 
-    def _older_slab(
+    def _better_slab(
         self,
         own: SizeClass,
         mine: int,
         wanted_by: Account | None,
         slab_of: list[Slab | None],
     ) -> Slab | None:
-        """A slab of another size that goes before slot ``mine`` does."""
-        limit = _LAST if mine == NONE else self._touched[mine]
-        oldest, slab = limit, None
+        """A slab of another size that goes before slot ``mine`` does.
+
+        Its next slot is of a clearly fuller account, or of one as full and older.
+        """
+        age = _LAST if mine == NONE else self._touched[mine]
+        level = _NO_LEVEL if mine == NONE else self._level(mine)
         number = COMMON if wanted_by is None else wanted_by.number
+        best: tuple[int, int] | None = None
+        slab: Slab | None = None
         for other in self._classes.values():
             if other is own:
                 continue
             first = self._candidates.next(other.number, Rank.ORDINARY, number)
-            if first != NONE and self._touched[first] < oldest:
-                oldest, slab = self._touched[first], slab_of[first]
-        if slab is None or slab.length < own.stride:
+            if first == NONE:
+                continue
+            theirs = (self._level(first), -self._touched[first])
+            fuller = theirs[0] > level + _FULLER
+            older = theirs[0] >= level and -theirs[1] < age
+            if (fuller or older) and (best is None or theirs > best):
+                best, slab = theirs, slab_of[first]
+        if best is None or slab is None or slab.length < own.stride:
             return None
         if not self._all_may_go(slab, wanted_by, Rank.ORDINARY):
             return None
         going = self._going(slab)
-        younger = sum(1 for slot in going if self._touched[slot] > limit)
-        return None if 2 * younger > len(going) else slab
+        younger = sum(1 for slot in going if self._touched[slot] > age)
+        fuller = best[0] > level + _FULLER
+        return slab if fuller or 2 * younger <= len(going) else None
+
+    def _level(self, slot: int) -> int:
+        return self._accounts[self._account[slot]].level
 
     def _run_of_others(
         self, own: SizeClass, wanted_by: Account | None, worst: Rank

@@ -162,6 +162,9 @@ class Slabs:
         return start
 
     def _have_memory(self, start: int, end: int) -> bool:
+        # memory comes and goes in whole pages
+        start -= start % PAGE_BYTES
+        end = min(self.arena_bytes, -(-end // PAGE_BYTES) * PAGE_BYTES)
         if not self.usable(start, end):
             return False
         for low, length in self._bare.within(start, end):
