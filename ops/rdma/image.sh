@@ -144,7 +144,7 @@ build_image() {
         die "cpio failed"
     mib=$(($(du -sm --apparent-size "$tmp/root" | cut -f1) * 5 / 4 + 64))
     mke2fs -q -t ext4 -O '^has_journal,^metadata_csum' -m 0 -d "$tmp/root" \
-        "$tmp/done/root.img" "${mib}M" || die "mke2fs failed"
+        "$tmp/done/root.img" "${mib}M" >>"$cache/apt.log" || die "mke2fs failed"
     elf_kernel "$tmp/kernel/boot/vmlinuz-$release" "$tmp/root" >"$tmp/done/kernel" 2>>"$cache/apt.log" ||
         cp "$tmp/kernel/boot/vmlinuz-$release" "$tmp/done/kernel"
     rm -rf "$image"
