@@ -28,7 +28,7 @@ unwanted='linux-image-amd64|linux-base|perl.*|libperl.*|initramfs-.*|klibc-utils
 modules="virtio_pci virtio_blk virtio_console virtio_rng crc32c_generic ext4 overlay 9p
     9pnet_virtio dummy veth crc32_generic crc32_pclmul ib_uverbs rdma_ucm rdma_rxe"
 # what kvtide.transfer imports, and what its tests need; versions from constraints.txt
-python_packages="xxhash msgspec pydantic-settings structlog prometheus-client pytest pytest-timeout anyio hypothesis"
+python_packages="xxhash msgspec psutil pydantic-settings structlog prometheus-client pytest pytest-timeout anyio hypothesis"
 
 export DEBIAN_FRONTEND=noninteractive
 update() {

@@ -1,15 +1,14 @@
-"""Topology from sysfs and from JSON, metrics, timed calls."""
+"""Metrics, timed calls, RDMA without RDMA, the bench."""
 
 import contextlib
 import importlib.util
 import threading
-from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
 from prometheus_client import CollectorRegistry
 
-from kvtide.runtime import ConfigError, SystemClock
+from kvtide.runtime import SystemClock
 from kvtide.transfer import Operation, PrometheusObserver, Refused, bench
 from kvtide.transfer.alarm import Alarm
 from kvtide.transfer.bench_figures import table
@@ -20,63 +19,8 @@ from kvtide.transfer.rdma_wire import (
     unpack_pair,
     unpack_reach,
 )
-from kvtide.transfer.topology import Near, Topology, discover, from_json
 from kvtide.transfer.verbs import PairAddress, device_names
 from kvtide.transfer.wire import FrameError
-
-
-def put(root: Path, path: str, text: str = "") -> None:
-    file = root / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-
-
-def two_sockets(root: Path) -> None:
-    for node in (0, 1):
-        put(root, f"devices/system/node/node{node}/cpulist")
-        put(root, f"class/infiniband/mlx5_{node}/device/numa_node", f"{node}\n")
-        put(root, f"bus/pci/devices/0000:{node}1:00.0/class", "0x030200\n")
-        put(root, f"bus/pci/devices/0000:{node}1:00.0/vendor", "0x10de\n")
-        put(root, f"bus/pci/devices/0000:{node}1:00.0/numa_node", f"{node}\n")
-    put(root, "devices/system/node/online", "0-1")
-    put(root, "bus/pci/devices/0000:00:1f.0/class", "0x060100\n")
-
-
-def test_discovered(tmp_path: Path) -> None:
-    two_sockets(tmp_path)
-    zero = Near(("mlx5_0",), ("mlx5_1",))
-    one = Near(("mlx5_1",), ("mlx5_0",))
-    found = discover(tmp_path)
-    assert found == Topology(
-        {"cpu:0": zero, "cpu:1": one, "cuda:0": zero, "cuda:1": one}
-    )
-    assert found.cards("cpu:1") == ("mlx5_1", "mlx5_0")
-    assert found.penalty("cpu:0", "mlx5_1") > found.penalty("cpu:0", "mlx5_0") == 1
-    assert found.penalty("cpu:9", "mlx5_1") == 1
-    assert found.lines()[0] == "cpu:0: mlx5_0; farther: mlx5_1"
-
-
-def test_without_rdma_or_numa(tmp_path: Path) -> None:
-    assert discover(tmp_path) == Topology({"cpu:0": Near()})
-    put(tmp_path, "class/net/eth0/device/numa_node", "-1\n")
-    put(tmp_path, "class/net/lo/mtu", "65536")
-    assert discover(tmp_path) == Topology({"cpu:0": Near(("eth0",))})
-
-
-def test_this_machine() -> None:
-    assert "cpu:0" in discover().near
-
-
-def test_json_round_trip(tmp_path: Path) -> None:
-    two_sockets(tmp_path)
-    found = discover(tmp_path)
-    assert from_json(found.to_json()) == found
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"cpu:0": {"preferred": "mlx5_0"}}'])
-def test_wrong_json(text: str) -> None:
-    with pytest.raises(ConfigError, match="topology"):
-        from_json(text)
 
 
 def test_metrics() -> None:

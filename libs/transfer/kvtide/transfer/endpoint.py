@@ -219,7 +219,7 @@ class Endpoint(TransferEndpoint):
             return
         self._watch()
 
-    def _locate(self, views: Sequence[memoryview]) -> str:
+    def location_of(self, views: Sequence[memoryview]) -> str:
         """Where memory of ours lies: as its region says, else where this process is."""
         first = next((view for view in views if len(view)), None)
         known = None if first is None else self._table.location_of(address_of(first))
@@ -352,7 +352,7 @@ class Endpoint(TransferEndpoint):
             self._shm_dir if near else None,
             self._own.devices,
             here,
-            self._locate if self._topology.crosses else None,
+            self.location_of if self._topology.crosses else None,
         )
         hosts = tuple(address.host.split(","))
         dialer = Dialer(
