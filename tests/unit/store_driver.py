@@ -58,6 +58,7 @@ class StoreDriver:
         self.machine = StoreMachine(STORE, rules, back=back)
         self.now_s = 100.0
         self.verifies: list[Verify] = []
+        self.others: list[Command] = []
         self.gossip_seq = 0
         self.truth: dict[BlockKey, Located] = {}
         self.rows: dict[BlockKey, int] = {}
@@ -85,6 +86,8 @@ class StoreDriver:
                 for row in came:
                     assert row.located.key not in self.rows
                     self.rows[row.located.key] = row.located.slot.generation
+            case _:
+                self.others.append(command)
 
     def _replay(self, message: BlocksChanged) -> None:
         self.gossip_seq += 1

@@ -107,6 +107,7 @@ _INBOXES: dict[tuple[Role, Hop], tuple[type[messages.Message], ...]] = {
         messages.PutBegin,
         messages.PutCommit,
         messages.LeaseRelease,
+        messages.StageBlocks,
         messages.Owned,
     ),
     (Role.STORE, Hop.QUERY): (

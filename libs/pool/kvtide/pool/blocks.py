@@ -5,14 +5,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvtide.bus import Node
-from kvtide.kv import BlockHeader, Layout, Located, SlotRef, SpaceTags
+from kvtide.kv import BlockHeader, Layout, Located, SlotRef, SpaceTags, Tier
 from kvtide.pool.copies import BadBytes, check_parts, checked_header
 from kvtide.pool.limits import PoolLimits
 from kvtide.pool.metrics import PoolMetrics
 from kvtide.pool.outcomes import MissReason, PartRead, PartSink, ReadOutcome
 from kvtide.pool.reader import SlotRead, SlotReader
 from kvtide.pool.reports import BadCopyReports
+from kvtide.pool.staging import Stager
 from kvtide.transfer import TransferResult
+
+_NOT_STAGED = ReadOutcome(MissReason.NOT_STAGED, detail="its store did not stage it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,10 @@ class BlockReader:
         reports: BadCopyReports,
         limits: PoolLimits,
         metrics: PoolMetrics,
+        stager: Stager,
     ) -> None:
         """Reads go through the node's endpoint."""
+        self._stager = stager
         self._clock = node.clock
         self._slots = SlotReader(node, limits)
         self._reports = reports
@@ -58,9 +63,10 @@ class BlockReader:
     ) -> list[BlockHeader | None]:
         """See ``PoolClient.read_headers``."""
         found: list[BlockHeader | None] = [None] * len(located)
-        reads = [_BlockRead(each, _header(layout), (), ()) for each in located]
+        places = [i for i, each in enumerate(located) if each.slot.tier is not Tier.SSD]
+        reads = [_BlockRead(located[i], _header(layout), (), ()) for i in places]
         results = await self._results(reads, layout, timeout_s, purpose)
-        for i, (read, result) in enumerate(zip(reads, results, strict=True)):
+        for i, read, result in zip(places, reads, results, strict=True):
             if isinstance(result, ReadOutcome):
                 self._metrics.read(purpose, result)
                 continue
@@ -84,15 +90,33 @@ class BlockReader:
         """See ``PoolClient.read_blocks``."""
         started_s = self._clock.monotonic()
         numbers = range(layout.parts) if parts is None else parts
-        reads = [
-            _BlockRead(each, _header(layout), numbers, [sink(i) for i in numbers])
-            for each, sink in zip(located, sinks, strict=True)
-        ]
-        results = await self._results(reads, layout, timeout_s, purpose)
+        outcomes = [_NOT_STAGED] * len(located)
         verify = partial(self._verified, tags=tags, layout=layout, purpose=purpose)
-        outcomes = [
-            verify(read, result) for read, result in zip(reads, results, strict=True)
-        ]
+        left = list(range(len(located)))
+        while left:
+            left_s = started_s + timeout_s - self._clock.monotonic()
+            wanted = [located[place] for place in left]
+            async with self._stager.staged(wanted, timeout_s=left_s) as there:
+                reads = {
+                    place: _BlockRead(
+                        each,
+                        _header(layout),
+                        numbers,
+                        [sinks[place](i) for i in numbers],
+                    )
+                    for place, each in zip(left, there, strict=True)
+                    if each is not None
+                }
+                results = await self._results(
+                    [*reads.values()],
+                    layout,
+                    started_s + timeout_s - self._clock.monotonic(),
+                    purpose,
+                )
+                for (place, read), result in zip(reads.items(), results, strict=True):
+                    outcomes[place] = verify(read, result)
+            # a store stages as much at once as it has room for; what had none may now
+            left = [place for place in left if place not in reads] if reads else []
         self._count(outcomes, purpose, started_s)
         return outcomes
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from itertools import count
 from types import TracebackType
@@ -38,6 +39,7 @@ from kvtide.pool.metrics import PoolMetrics
 from kvtide.pool.outcomes import PartRead, PartSink, ReadOutcome
 from kvtide.pool.put import Put, PutSpec
 from kvtide.pool.reports import BadCopyReports
+from kvtide.pool.staging import Stager
 from kvtide.runtime import LimitError, TaskScope
 
 log = structlog.get_logger("kvtide.pool")
@@ -71,7 +73,9 @@ class PoolClient:
         self._link = StoreLink(node, self._limits, self._store_lost)
         reports = BadCopyReports(node, self._tasks, self._limits, self._metrics)
         self._reports = reports
-        self._reader = BlockReader(node, reports, self._limits, self._metrics)
+        stager = Stager(node, self._ledger, self._tasks, self._limits)
+        self._stager = stager
+        self._reader = BlockReader(node, reports, self._limits, self._metrics, stager)
         self._metrics.ready.set_function(lambda: self.ready)
         self._metrics.open_puts.set_function(lambda: len(self._open))
 
@@ -163,6 +167,16 @@ class PoolClient:
 
     # ---- reads
 
+    def staged(
+        self, located: Sequence[Located], *, timeout_s: float
+    ) -> AbstractAsyncContextManager[Sequence[Located | None]]:
+        """Where each copy can be read inside the context; None: it can't be had.
+
+        For those who read headers and parts themselves: a copy on SSD can be read only
+        after its store has staged it. Copies in DRAM are where they were.
+        """
+        return self._stager.staged(located, timeout_s=timeout_s)
+
     async def read_headers(
         self,
         located: Sequence[Located],
@@ -172,7 +186,7 @@ class PoolClient:
         timeout_s: float,
         purpose: str = "reuse",
     ) -> list[BlockHeader | None]:
-        """The verified header of each copy; None: a miss.
+        """The verified header of each copy in DRAM; None: a miss, or on SSD.
 
         With ``header.parts[i].xxh3`` in a ``PartRead`` a block can be read layer by
         layer, each layer verified alone.
@@ -196,7 +210,8 @@ class PoolClient:
 
         The bytes are verified in the caller's memory, which must be private: header
         against descriptor, each part against the header. A bad copy or a dead store
-        is a miss and its target's content undefined; a bad copy is reported. When
+        is a miss and its target's content undefined; a bad copy is reported. A block
+        on SSD is staged by its store first. When
         this returns or raises, no target is touched any more.
         """
         return await self._reader.blocks(

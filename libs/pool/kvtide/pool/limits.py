@@ -12,6 +12,7 @@ class PoolLimits:
     arena_retry_s: float = 0.5
     connect_timeout_s: float = 2.0
     unreachable_s: float = 1.0
+    stage_timeout_s: float = 3.0
     settle_timeout_s: float = 5.0
     open_puts: int = 4096
     reports: int = 256

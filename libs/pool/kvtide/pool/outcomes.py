@@ -19,6 +19,7 @@ class MissReason(StrEnum):
     STALE = "stale"
     CORRUPT = "corrupt"
     FOREIGN = "foreign"
+    NOT_STAGED = "not_staged"
 
 
 @dataclass(frozen=True, slots=True)

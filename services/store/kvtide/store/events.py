@@ -6,6 +6,7 @@ from kvtide.bus.messages import (
     Ack,
     BadCopy,
     BlocksChanged,
+    BlocksStaged,
     DropExtras,
     Failure,
     LeaseRelease,
@@ -21,9 +22,12 @@ from kvtide.bus.messages import (
     Replicate,
     SnapshotPage,
     SnapshotPull,
+    StageBlocks,
 )
 from kvtide.kv import BlockKey, Located, NodeRef, SpaceTags, Tier
+from kvtide.store.checks import Verified, Verify
 from kvtide.store.fetches import ArrivalCommand, ArrivalEvent
+from kvtide.store.ssd.events import SsdCommand, SsdEvent
 
 StoreRequest = (
     PutBegin
@@ -36,6 +40,7 @@ StoreRequest = (
     | PlacementMade
     | Replicate
     | DropExtras
+    | StageBlocks
 )
 """The messages that a store's machine understands."""
 
@@ -47,6 +52,7 @@ StoreAnswer = (
     | PresenceReply
     | SnapshotPage
     | ReplicaReply
+    | BlocksStaged
 )
 """What it answers."""
 
@@ -61,16 +67,6 @@ class Received:
     message: StoreRequest
     sender: NodeRef
     token: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """The bytes of a slot were compared with what they should be (see ``Verify``)."""
-
-    slot: int
-    generation: int
-    ok: bool
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +112,7 @@ Event = (
     | Deaf
     | Tick
     | ArrivalEvent
+    | SsdEvent
 )
 
 
@@ -135,24 +132,6 @@ class Gossip:
     """Tell everyone, in this order."""
 
     message: BlocksChanged
-
-
-@dataclass(frozen=True, slots=True)
-class Verify:
-    """Compare a slot's bytes with this, off the hot path, and say ``Verified``.
-
-    ``key`` is ``PRIVATE_KEY`` for a private block; the slot starts at ``offset``.
-    """
-
-    slot: int
-    generation: int
-    offset: int
-    slot_bytes: int
-    header_bytes: int
-    key: BlockKey
-    tags: SpaceTags
-    tokens: int
-    header_xxh3: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,4 +162,4 @@ class WriteRows:
     gone: tuple[GoneRow, ...]
 
 
-Command = Reply | Gossip | Verify | WriteRows | ArrivalCommand
+Command = Reply | Gossip | Verify | WriteRows | ArrivalCommand | SsdCommand

@@ -17,6 +17,7 @@ class Held:
     ``grants`` are answers to its latest puts, for repeats. ``duplicates`` are the
     generations of blocks that it wrote and that were here already. ``expired``: its owner was silent for too
     long; ``slots`` are then the quarantined ones, which the owner might still write.
+    ``over``: it has ended, nothing may be held for it any more.
     """
 
     lease: Lease
@@ -25,6 +26,7 @@ class Held:
     duplicates: set[int] = field(default_factory=set[int])
     absent: int = 0
     expired: bool = False
+    over: bool = False
 
     def has(self, slot: int, generation: int) -> bool:
         """Whether the lease keeps this use of the slot."""

@@ -25,6 +25,7 @@ from kvtide.bus.messages import (
     PutCommit,
     Replicate,
     SnapshotPull,
+    StageBlocks,
     StoreLoad,
 )
 from kvtide.kv import NodeRef
@@ -44,11 +45,21 @@ from kvtide.store.events import (
 )
 from kvtide.store.fetches import BodyFetched, HeaderFetched
 from kvtide.store.inventory import Inventory
-from kvtide.store.leases import Held, LeaseBook
-from kvtide.store.puts import Puts
+from kvtide.store.leases import Held, LeaseBook, Owner
+from kvtide.store.puts import MAX_OWNER_LEASES, Puts
 from kvtide.store.replicas import ReplicaRules
 from kvtide.store.slabs import Back, always_backed
 from kvtide.store.slots import SlotState, SlotTable
+from kvtide.store.ssd import looking
+from kvtide.store.ssd.events import (
+    Found,
+    RecordDone,
+    SegmentDone,
+    TierFailed,
+    TierOpened,
+)
+from kvtide.store.ssd.rules import SsdRules
+from kvtide.store.ssd.tier import SsdTier
 from kvtide.store.tally import Tally
 
 
@@ -65,6 +76,7 @@ class StoreRules:
     page_limit: int = 1000
     keys_limit: int = 8192
     replicas: ReplicaRules = field(default_factory=ReplicaRules)
+    ssd: SsdRules = field(default_factory=SsdRules)
 
 
 class StoreMachine:
@@ -97,6 +109,7 @@ class StoreMachine:
         self.leases = LeaseBook()
         self._puts = Puts(self.inventory, self.tally)
         self.arrivals = Arrivals(self.inventory, self.tally, rules.replicas)
+        self.ssd = SsdTier(self.inventory, self.tally, rules.ssd, self._rot)
         self._rechecks: set[tuple[int, int]] = set()
         self._bad: dict[tuple[int, int], float] = {}
         self._silence_check_s = 0.0
@@ -120,6 +133,7 @@ class StoreMachine:
     def load(self) -> StoreLoad:
         """For the beat."""
         counts = self.inventory.table.counts()
+        ssd, health = self.ssd.books.segments.counts(), self.ssd.health
         return StoreLoad(
             total_slots=counts.total,
             free_slots=counts.free,
@@ -131,6 +145,14 @@ class StoreMachine:
             leases=len(self.leases),
             pins=self.inventory.table.pinned,
             seq=self.inventory.log.seq,
+            ssd_state=health.state.value,
+            ssd_reason=health.reason,
+            ssd_blocks=len(self.ssd.books.entries),
+            ssd_total_bytes=ssd.total,
+            ssd_free_bytes=ssd.free,
+            ssd_used_bytes=ssd.used,
+            ssd_reserved_bytes=ssd.reserved,
+            ssd_garbage_bytes=ssd.garbage,
         )
 
     def wake_at_s(self, now_s: float) -> float:
@@ -144,6 +166,9 @@ class StoreMachine:
         hold_s = self.inventory.table.first_hold_ends_s
         if hold_s is not None:
             due.append(hold_s)
+        ssd_s = self.ssd.wake_at_s()
+        if ssd_s is not None:
+            due.append(ssd_s)
         fetch_s = self.arrivals.replicas.wake_at_s()
         if fetch_s is not None:
             due.append(fetch_s)
@@ -153,6 +178,9 @@ class StoreMachine:
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
         """Take one event; what must be done now, in order."""
+        return [*self._decide(event, now_s), *self.ssd.work(now_s)]
+
+    def _decide(self, event: Event, now_s: float) -> list[Command]:
         match event:
             case Received():
                 return self._receive(event, now_s)
@@ -160,6 +188,8 @@ class StoreMachine:
                 return self._verified(event, now_s)
             case HeaderFetched() | BodyFetched():
                 return [*self.arrivals.handle(event, now_s)]
+            case Found() | TierOpened() | TierFailed() | RecordDone() | SegmentDone():
+                return [*self.ssd.handle(event, now_s)]
             case OwnerUp(owner):
                 self._owner_up(owner)
             case OwnerGone(owner):
@@ -179,15 +209,16 @@ class StoreMachine:
             self.tally.fenced_messages += 1
             return self._reply(event, _failure("fenced", "your life is over: rejoin"))
         match event.message:
-            case PutBegin() | PutCommit() | LeaseRelease() | Owned():
+            case PutBegin() | PutCommit() | StageBlocks() | LeaseRelease() | Owned():
                 return self._lease_message(event, event.message, now_s)
             case Presence(keys=keys):
-                found = self.inventory.present(keys[: self.rules.keys_limit])
+                asked = keys[: self.rules.keys_limit]
+                found = looking.present(self.inventory, self.ssd, asked)
                 return self._reply(event, PresenceReply(located=found))
             case SnapshotPull(after=after, limit=limit):
                 told: list[Command] = [*self.inventory.tell()]
                 limit = max(1, min(limit, self.rules.page_limit))
-                page = self.inventory.page(after, limit)
+                page = looking.page(self.inventory, self.ssd, after, limit)
                 return told + self._reply(event, page)
             case BadCopy():
                 return self._bad_report(event, event.message)
@@ -208,6 +239,7 @@ class StoreMachine:
                 hold_s = min(max(0.0, hold_ms / 1e3), self.rules.hold_limit_s)
                 warm = keys[: self.rules.keys_limit]
                 self.inventory.warm(warm, now_s + hold_s, now_s)
+                self.ssd.warm(warm)
             case DropExtras(keys=keys):
                 self.arrivals.drop_extras(keys[: self.rules.keys_limit], now_s)
             case Replicate() if self.draining:
@@ -220,7 +252,7 @@ class StoreMachine:
     def _lease_message(
         self,
         event: Received,
-        message: PutBegin | PutCommit | LeaseRelease | Owned,
+        message: PutBegin | PutCommit | StageBlocks | LeaseRelease | Owned,
         now_s: float,
     ) -> list[Command]:
         ref = message.owner if isinstance(message, Owned) else message.lease.owner
@@ -233,10 +265,13 @@ class StoreMachine:
                 return self._reply(event, _failure("draining", "the store is leaving"))
             case PutBegin():
                 owner.unplugged = False
+                self.ssd.books.slot_bytes = message.slot_bytes
                 return self._reply(event, self._puts.begin(owner, message, now_s))
             case PutCommit(lease=lease):
                 held = owner.leases.get(lease)
                 return self._puts.commit(held, message, event.token)
+            case StageBlocks():
+                return self._stage(owner, message, event, now_s)
             case LeaseRelease(lease=lease):
                 held = owner.leases.pop(lease, None)
                 ended = [] if held is None else [held]
@@ -248,6 +283,20 @@ class StoreMachine:
             self._end(held)
         return self._reply(event, Ack())
 
+    def _stage(
+        self, owner: Owner, message: StageBlocks, event: Received, now_s: float
+    ) -> list[Command]:
+        held = owner.leases.get(message.lease)
+        if held is None and len(owner.leases) >= MAX_OWNER_LEASES:
+            reason = f"an owner holds at most {MAX_OWNER_LEASES} leases"
+            return self._reply(event, _failure("too_many_leases", reason))
+        if held is None:
+            held = owner.leases[message.lease] = Held(message.lease)
+        if held.expired:
+            reason = "the lease expired while its owner was silent: release it"
+            return self._reply(event, _failure("expired", reason))
+        return [*self.ssd.stage(held, message, event.token, now_s)]
+
     def _verified(self, event: Verified, now_s: float) -> list[Command]:
         use = (event.slot, event.generation)
         if use not in self._rechecks:
@@ -257,11 +306,17 @@ class StoreMachine:
         still = table.is_use(*use) and table.state[event.slot] == SlotState.COMMITTED
         if event.ok or not still:
             return []
-        self.tally.bad_copies += 1
-        self.inventory.drop(event.slot, "corrupt", now_s)
-        table.quarantine(event.slot)
-        self._bad[use] = now_s + self.rules.bad_slot_s
+        self._rot(event.slot, now_s)
         return []
+
+    def _rot(self, slot: int, now_s: float) -> None:
+        """A committed slot's bytes are not what they were: let it rest for a while."""
+        table = self.inventory.table
+        self.tally.bad_copies += 1
+        self.inventory.drop(slot, "corrupt", now_s)
+        table.quarantine(slot)
+        use = (slot, table.generation[slot])
+        self._bad[use] = now_s + self.rules.bad_slot_s
 
     def _bad_report(self, event: Received, report: BadCopy) -> list[Command]:
         self.tally.bad_reports += 1
@@ -319,6 +374,7 @@ class StoreMachine:
 
     def _end(self, held: Held) -> None:
         """Nobody writes for this lease any more: free what is its alone."""
+        held.over = True
         for slot, generation in reversed(held.slots.items()):
             self._let_go(slot, generation, quarantine=False)
 
@@ -346,10 +402,11 @@ class StoreMachine:
                 # one that is there for bad bytes stays for its time
                 if (slot, generation) not in self._bad:
                     self.inventory.free(slot)
-            case SlotState.COMMITTED if table.key[slot] is None:
-                self.inventory.free(slot)
             case _:
                 table.unpin(slot)
+                # a staged block may have other readers
+                if table.key[slot] is None and not table.pins[slot]:
+                    self.inventory.free(slot)
         return False
 
     def _reply(self, event: Received, message: StoreAnswer) -> list[Command]:

@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from kvtide.bus.messages import StoreLoad
 from kvtide.runtime.metrics import LATENCY_BUCKETS_S
+from kvtide.store.ssd.health import TierState
 from kvtide.store.tally import Tally
 
 
@@ -20,6 +21,13 @@ class StoreMetrics(Collector):
         self.verify_s = Histogram(
             "kvtide_store_verify_seconds",
             "verification of one slot",
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self.ssd_s = Histogram(
+            "kvtide_store_ssd_seconds",
+            "one operation on the SSD, with verification",
+            ["operation"],
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
@@ -53,12 +61,30 @@ def _gauges(load: StoreLoad, blocks: int) -> Iterable[Metric]:
     ):
         slots.add_metric([state], count)
     yield slots
+    ssd = GaugeMetricFamily(
+        "kvtide_store_ssd_bytes", "bytes of the SSD tier by state", labels=["state"]
+    )
+    for state, count in (
+        ("free", load.ssd_free_bytes),
+        ("used", load.ssd_used_bytes),
+        ("reserved", load.ssd_reserved_bytes),
+        ("garbage", load.ssd_garbage_bytes),
+    ):
+        ssd.add_metric([state], count)
+    yield ssd
+    states = GaugeMetricFamily(
+        "kvtide_store_ssd_state", "1 for the state of the SSD tier", labels=["state"]
+    )
+    for each in TierState:
+        states.add_metric([each.value], load.ssd_state == each.value)
+    yield states
     for name, text, value in (
         ("used_bytes", "bytes of committed blocks", load.used_bytes),
         ("capacity_bytes", "bytes of the arena", load.capacity_bytes),
         ("leases", "leases that are held", load.leases),
         ("pins", "slots that a lease pins", load.pins),
         ("blocks", "blocks that others may read", blocks),
+        ("ssd_blocks", "blocks on the SSD", load.ssd_blocks),
         ("gossip_seq", "number of the newest change told", load.seq),
     ):
         gauge = GaugeMetricFamily(f"kvtide_store_{name}", text)

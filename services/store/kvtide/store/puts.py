@@ -181,6 +181,7 @@ class Puts:
         table.pin(slot)
         if first:
             self._tally.stored += 1
+            self._tally.stored_bytes += self._inventory.space(slot).slot_bytes
             return BlockState.STORED
         self._tally.duplicates += 1
         held.duplicates.add(event.generation)

@@ -1,5 +1,7 @@
 """Settings of a store."""
 
+from pathlib import Path
+
 from pydantic import Field
 
 from kvtide.runtime.settings import RoleSettings
@@ -59,6 +61,60 @@ class StoreSettings(RoleSettings):
         ge=1,
         le=256,
         description="such copies that may be under way at once",
+    )
+    ssd_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="size of the SSD tier, at most nine tenths of what its disk has "
+        "left; 0: none",
+    )
+    ssd_dir: Path | None = Field(
+        default=None,
+        description="directory of the SSD tier, of this node alone; empty: "
+        "STATE_DIR/ssd/NODE",
+    )
+    ssd_segment_bytes: int = Field(
+        default=64 << 20,
+        ge=1 << 16,
+        description="how much is appended to a file of the SSD tier",
+    )
+    ssd_write_bytes_per_s: float = Field(
+        default=200e6,
+        gt=0,
+        description="mean rate at which the SSD tier is written at most",
+    )
+    ssd_read_threads: int = Field(
+        default=4, ge=1, le=64, description="reads of the SSD tier at once"
+    )
+    ssd_high: float = Field(
+        default=0.85,
+        gt=0,
+        lt=1,
+        description="share of the SSD tier in use above which cold blocks go",
+    )
+    ssd_low: float = Field(
+        default=0.8, gt=0, lt=1, description="share at which no more of them go"
+    )
+    ssd_promote_hits: int = Field(
+        default=2,
+        ge=1,
+        le=255,
+        description="reads of a block on SSD after which it stays in DRAM",
+    )
+    ssd_stage_share: float = Field(
+        default=0.25,
+        gt=0,
+        le=1,
+        description="share of the arena that blocks on their way from the SSD may take",
+    )
+    dram_high: float = Field(
+        default=0.9,
+        gt=0,
+        le=1,
+        description="share of the arena in use above which cold blocks go to the SSD",
+    )
+    dram_low: float = Field(
+        default=0.85, gt=0, le=1, description="share at which no more of them go"
     )
     drain_timeout_s: float = Field(
         default=3.0, gt=0, description="limit for each step of a clean stop"

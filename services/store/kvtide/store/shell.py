@@ -56,6 +56,13 @@ from kvtide.store.metrics import StoreMetrics
 from kvtide.store.replicas import ReplicaRules
 from kvtide.store.rows import BlockRows, NoRows
 from kvtide.store.settings import StoreSettings
+from kvtide.store.ssd import looking
+from kvtide.store.ssd.life import (
+    DeletedSpaces,
+    SsdLife,
+    no_deleted_spaces,
+    ssd_rules,
+)
 from kvtide.store.verifier import Verifier
 
 log = structlog.get_logger("kvtide.store")
@@ -75,8 +82,12 @@ class StoreService:
         rows: BlockRows | None = None,
         *,
         leave: Callable[[], None] | None = None,
+        deleted_spaces: DeletedSpaces = no_deleted_spaces,
     ) -> None:
-        """Nothing is allocated before ``start``. ``leave``: a drain is complete."""
+        """Nothing is allocated before ``start``. ``leave``: a drain is complete.
+
+        ``deleted_spaces`` says, in a thread, what was deleted while the node was down.
+        """
         self.machine: StoreMachine | None = None
         self._node = node
         self._settings = settings
@@ -92,6 +103,7 @@ class StoreService:
         self._timer_s = float("inf")
         self._arena: Arena | None = None
         self._verifier: Verifier | None = None
+        self._ssd = SsdLife(node, settings, self._metrics.ssd_s, deleted_spaces)
 
     # ---- life
 
@@ -140,6 +152,7 @@ class StoreService:
         verifier, self._verifier = self._verifier, None
         if verifier is not None:
             await verifier.close()
+        await self._ssd.close(self._settings.drain_timeout_s)
         machine, self.machine = self.machine, None
         if machine is not None:
             self._rows.end(machine.store)
@@ -156,7 +169,8 @@ class StoreService:
         machine = self.machine
         if machine is not None:
             rows = takewhile(
-                lambda _: self.machine is machine, machine.inventory.rows()
+                lambda _: self.machine is machine,
+                looking.rows(machine.inventory, machine.ssd),
             )
             yield from self._rows.repair(machine.store, rows)
 
@@ -248,9 +262,12 @@ class StoreService:
                     self._rows.write(machine.store, command)
                 case FetchHeader() | FetchBody():
                     self._tasks.spawn(self._fetch(machine, command), name="replica")
+                case _:
+                    self._ssd.submit(command)
         load = machine.load()
         self._node.report(load)
         self._metrics.update(load, len(machine.inventory.index), machine.tally)
+        self._ssd.note(load)
         self._arm(machine)
 
     def _verify(self, machine: StoreMachine, wanted: Verify) -> None:
@@ -292,6 +309,12 @@ class StoreService:
 
     def _begin_life(self, ref: NodeRef, machine: StoreMachine) -> None:
         self.machine = machine
+        if self._arena is not None:
+            self._ssd.begin(
+                ref.node,
+                self._arena.view,
+                lambda event: self._run(event) if self.machine is machine else None,
+            )
         self._rows.begin(ref)
         for member in self._node.roster.live():
             self._run(OwnerUp(member.ref))
@@ -369,6 +392,7 @@ def _rules(settings: StoreSettings, length: int) -> StoreRules:
             in_flight_bytes=settings.replica_buffer_bytes,
             bytes_per_s=settings.replica_bytes_per_s,
         ),
+        ssd=ssd_rules(settings),
     )
 
 

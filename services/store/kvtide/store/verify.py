@@ -12,11 +12,12 @@ def verify_slot(arena: memoryview, wanted: Verify) -> Verified:
     The bytes may change meanwhile (a writer that should be dead): a header is taken
     as a private copy once, and each part is hashed where it lies.
     """
-    reason = _what_differs(arena, wanted)
+    reason = what_differs(arena, wanted)
     return Verified(wanted.slot, wanted.generation, not reason, reason)
 
 
-def _what_differs(arena: memoryview, wanted: Verify) -> str:
+def what_differs(arena: memoryview, wanted: Verify) -> str:
+    """What makes the bytes at ``wanted.offset`` another block; empty: nothing does."""
     start = wanted.offset
     slot = arena[start : start + wanted.slot_bytes]
     raw = bytes(slot[: wanted.header_bytes])

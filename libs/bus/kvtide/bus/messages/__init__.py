@@ -52,6 +52,7 @@ from kvtide.bus.messages.membership import (
 )
 from kvtide.bus.messages.pool import (
     BadCopy,
+    BlocksStaged,
     BlockState,
     CommitBlock,
     LeaseRelease,
@@ -63,6 +64,7 @@ from kvtide.bus.messages.pool import (
     PutCommitted,
     PutGranted,
     PutSlot,
+    StageBlocks,
 )
 from kvtide.bus.messages.replication import (
     DrainBegin,
@@ -142,6 +144,8 @@ AnyMessage = (
     | Presence
     | PresenceReply
     | BadCopy
+    | StageBlocks
+    | BlocksStaged
     | BlocksChanged
     | SnapshotPull
     | SnapshotPage
@@ -175,6 +179,7 @@ __all__ = [
     "Beat",
     "BlockState",
     "BlocksChanged",
+    "BlocksStaged",
     "Bound",
     "Cancel",
     "CandidateEstimate",
@@ -241,6 +246,7 @@ __all__ = [
     "SamplingSpec",
     "SnapshotPage",
     "SnapshotPull",
+    "StageBlocks",
     "StatusQuery",
     "StatusReply",
     "StepSample",

@@ -96,7 +96,11 @@ class DecodeLoad(
 
 
 class StoreLoad(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="store"):
-    """A store's slots and bytes. free + used + reserved + quarantined = total."""
+    """A store's slots and bytes. free + used + reserved + quarantined = total.
+
+    On the SSD ``free + used + reserved + garbage = total`` in bytes; ``ssd_state`` is
+    ``off``, ``opening``, ``ready``, ``read_only`` or ``out``, ``ssd_reason`` why.
+    """
 
     total_slots: int = 0
     free_slots: int = 0
@@ -108,6 +112,14 @@ class StoreLoad(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="s
     leases: int = 0
     pins: int = 0
     seq: int = 0
+    ssd_state: str = "off"
+    ssd_reason: str = ""
+    ssd_blocks: int = 0
+    ssd_total_bytes: int = 0
+    ssd_free_bytes: int = 0
+    ssd_used_bytes: int = 0
+    ssd_reserved_bytes: int = 0
+    ssd_garbage_bytes: int = 0
 
 
 class GatewayLoad(

@@ -3,6 +3,7 @@
 ``PutBegin`` → ``PutGranted``; the writer fills the slots; ``PutCommit`` →
 ``PutCommitted``; ``LeaseRelease`` → ``Ack`` ends the lease and the pins it had. A lease
 that its owner does not list (``Owned``) twice running, or whose owner is gone, expires.
+``StageBlocks`` → ``BlocksStaged`` comes from any reader, on any host, for blocks on SSD.
 """
 
 from enum import StrEnum
@@ -96,6 +97,25 @@ class PresenceReply(Message, frozen=True, tag="presence_reply"):
     """Copies of the first ``len(located)`` keys; the next key is not here."""
 
     located: tuple[Located, ...]
+
+
+class StageBlocks(Message, frozen=True, tag="stage_blocks"):
+    """Bring blocks of this store's SSD into its DRAM, to be read from there.
+
+    They are pinned for the lease, which the reader ends with ``LeaseRelease`` as soon as
+    it has read them. The answer comes when all are there, or after ``wait_ms`` with
+    what is there then. → ``BlocksStaged``. Idempotent.
+    """
+
+    lease: Lease
+    keys: tuple[BlockKey, ...]
+    wait_ms: float
+
+
+class BlocksStaged(Message, frozen=True, tag="blocks_staged"):
+    """A copy in DRAM for each key, in order; None: it can't be had: compute it."""
+
+    located: tuple[Located | None, ...]
 
 
 class BadCopy(Message, frozen=True, tag="bad_copy"):

@@ -1,0 +1,155 @@
+"""Cold blocks leave DRAM for the SSD before their room is needed. Pure.
+
+Which blocks are cold is the eviction policy's word: those that it would evict next. A
+block that the SSD has already is dropped at once; any other is pinned while the device
+copies, verifies and writes it, and dropped from DRAM when that is done. Where the
+device can't keep up, blocks are evicted without it, as if there were no SSD.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvtide.store.slots import SlotState
+from kvtide.store.ssd.books import Books
+from kvtide.store.ssd.entries import Block
+from kvtide.store.ssd.events import RecordDone, Trouble, WriteRecord
+from kvtide.store.ssd.format import record_bytes
+from kvtide.store.ssd.segments import Place
+
+BadSlot = Callable[[int, float], None]
+"""The bytes of a slot are not what they should be: it is to be taken out of use."""
+
+
+@dataclass(slots=True)
+class _Demoted:
+    """A block on its way. ``unwanted``: it was deleted meanwhile."""
+
+    era: int
+    row: int
+    place: Place
+    lsn: int
+    slot: int
+    slot_bytes: int
+    generation: int
+    unwanted: bool = False
+
+
+class Demotion:
+    """See the module."""
+
+    def __init__(self, books: Books, bad_slot: BadSlot) -> None:
+        """Nothing is under way."""
+        self._books = books
+        self._bad_slot = bad_slot
+        self._under_way: dict[int, _Demoted] = {}
+        self._leaving_bytes = 0
+        self._active = False
+        self._full_bytes = books.inventory.table.arena_bytes
+        self._evicted = 0
+
+    def __len__(self) -> int:
+        """Writes under way."""
+        return len(self._under_way)
+
+    def wanted(self) -> bool:
+        """Whether DRAM is fuller than it should be."""
+        rules, table = self._books.rules, self._books.inventory.table
+        busy = table.busy_bytes
+        if self._evicted != self._books.tally.evicted:
+            # slots of a size can be all taken long before the arena's bytes are
+            self._evicted = self._books.tally.evicted
+            self._full_bytes = busy
+        self._full_bytes = max(self._full_bytes, busy)
+        busy -= self._leaving_bytes
+        if busy > rules.dram_high * self._full_bytes:
+            self._active = True
+        elif busy <= rules.dram_low * self._full_bytes:
+            self._active = False
+        return self._active and self._books.slot_bytes > 0
+
+    def victims(self) -> list[int]:
+        """What would be evicted next; empty: nothing may be."""
+        return self._books.inventory.table.victims(self._books.slot_bytes)
+
+    def drop_clean(self, slot: int, now_s: float) -> bool:
+        """Drop a block from DRAM that needs no writing; false: it does."""
+        inventory = self._books.inventory
+        key = inventory.table.key[slot]
+        row = None if key is None else self._books.entries.find(key)
+        if row is None and key is not None and not inventory.is_extra(slot):
+            return False
+        inventory.evict(slot, "demoted" if row is not None else "evicted", now_s)
+        return True
+
+    def start(self, slot: int) -> WriteRecord:
+        """Have a block written; there is room for it."""
+        books = self._books
+        inventory, table = books.inventory, books.inventory.table
+        wanted = inventory.check_of(slot, table.header_xxh3[slot])
+        length = record_bytes(wanted.slot_bytes)
+        row = books.reserve(
+            Block(
+                key=wanted.key,
+                space=table.space[slot],
+                tokens=wanted.tokens,
+                made=wanted.generation,
+                header_xxh3=wanted.header_xxh3,
+            )
+        )
+        place = books.segments.append(length, row)
+        lsn, number = books.next_lsn(), books.next_number()
+        table.pin(slot)
+        self._leaving_bytes += wanted.slot_bytes
+        self._under_way[number] = _Demoted(
+            era=books.era,
+            row=row,
+            place=place,
+            lsn=lsn,
+            slot=slot,
+            slot_bytes=wanted.slot_bytes,
+            generation=wanted.generation,
+        )
+        return WriteRecord(number, place, lsn, wanted)
+
+    def delete(self, covers: Callable[[int], bool]) -> None:
+        """Let nothing come of writes for which ``covers(row)`` holds."""
+        for job in self._under_way.values():
+            if job.era == self._books.era and covers(job.row):
+                job.unwanted = True
+
+    def done(self, done: RecordDone, now_s: float) -> bool:
+        """A write ended; false: it is not one of these."""
+        job = self._under_way.pop(done.number, None)
+        if job is None:
+            return False
+        books = self._books
+        stored = done.trouble is None and not job.unwanted
+        if job.era == books.era:
+            books.segments.landed(job.place, live=stored)
+            if stored:
+                books.add(job.row, job.place, job.lsn, now_s)
+                books.tally.ssd_demoted += 1
+            else:
+                books.unreserve(job.row)
+            books.tally.ssd_demoted_bytes += job.place.length
+        self._let_go(job, done, stored=stored and job.era == books.era, now_s=now_s)
+        return True
+
+    def _let_go(
+        self, job: _Demoted, done: RecordDone, *, stored: bool, now_s: float
+    ) -> None:
+        inventory = self._books.inventory
+        table = inventory.table
+        self._leaving_bytes -= job.slot_bytes
+        still = table.is_use(job.slot, job.generation)
+        if not still or table.state[job.slot] != SlotState.COMMITTED:
+            return
+        if done.trouble is Trouble.CORRUPT:
+            self._bad_slot(job.slot, now_s)
+            return
+        table.unpin(job.slot)
+        if table.key[job.slot] is None:
+            if not table.pins[job.slot]:
+                inventory.free(job.slot)
+        elif stored and table.evictable(job.slot):
+            inventory.evict(job.slot, "demoted", now_s)
