@@ -21,6 +21,7 @@ from kvtide.bus.limits import BusLimits
 from kvtide.bus.messages import (
     admission,
     base,
+    curation,
     gossip,
     handover,
     membership,
@@ -42,6 +43,7 @@ _HOPS = (
     pool,
     gossip,
     replication,
+    curation,
     membership,
     status,
 )
@@ -120,6 +122,10 @@ _INBOXES: dict[tuple[Role, Hop], tuple[type[messages.Message], ...]] = {
         messages.DrainBegin,
         messages.DrainCancel,
         messages.DrainQuery,
+        messages.ListBlocks,
+        messages.PinBlocks,
+        messages.UnpinBlocks,
+        messages.RemoveBlocks,
     ),
 }
 """What each inbox is for; replies come back on the asker's own subject."""

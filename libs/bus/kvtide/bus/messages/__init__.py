@@ -14,6 +14,16 @@ from kvtide.bus.messages.base import (
     Failure,
     Message,
 )
+from kvtide.bus.messages.curation import (
+    BlockListing,
+    BlockPage,
+    BlocksDone,
+    BlockSelector,
+    ListBlocks,
+    PinBlocks,
+    RemoveBlocks,
+    UnpinBlocks,
+)
 from kvtide.bus.messages.gossip import (
     BlocksChanged,
     Dropped,
@@ -153,6 +163,12 @@ AnyMessage = (
     | Replicate
     | ReplicaReply
     | DropExtras
+    | ListBlocks
+    | BlockPage
+    | PinBlocks
+    | UnpinBlocks
+    | RemoveBlocks
+    | BlocksDone
     | DrainBegin
     | DrainCancel
     | DrainQuery
@@ -177,8 +193,12 @@ __all__ = [
     "ArenaRequest",
     "BadCopy",
     "Beat",
+    "BlockListing",
+    "BlockPage",
+    "BlockSelector",
     "BlockState",
     "BlocksChanged",
+    "BlocksDone",
     "BlocksStaged",
     "Bound",
     "Cancel",
@@ -212,6 +232,7 @@ __all__ = [
     "HandoverState",
     "HandoverTaken",
     "LeaseRelease",
+    "ListBlocks",
     "Load",
     "Message",
     "NodeState",
@@ -220,6 +241,7 @@ __all__ = [
     "Owned",
     "PartSums",
     "PartsReady",
+    "PinBlocks",
     "Placed",
     "PlacementMade",
     "PrefillDone",
@@ -239,6 +261,7 @@ __all__ = [
     "RefuseCode",
     "RejectCode",
     "Rejected",
+    "RemoveBlocks",
     "ReplicaReason",
     "ReplicaReply",
     "Replicate",
@@ -256,6 +279,7 @@ __all__ = [
     "TokenPage",
     "TokenPull",
     "Tokens",
+    "UnpinBlocks",
     "WorkAccepted",
     "WorkRefused",
 ]
