@@ -22,16 +22,11 @@ from kvtide.transfer import (
     Transfer,
     TransferError,
 )
-from kvtide.transfer.buffers import (
-    Digests,
-    SliceDigest,
-    check_targets,
-    plain_view,
-    windows,
-)
+from kvtide.transfer.buffers import SliceDigest, check_targets, plain_view
 from kvtide.transfer.capability import CAPABILITY_BYTES, CapabilityMint, derive_key
 from kvtide.transfer.census import Census
 from kvtide.transfer.handshake import Verdict, look_of
+from kvtide.transfer.hashed import batches_of
 from kvtide.transfer.plan import Piece, cut, group
 from kvtide.transfer.regions import check_range
 from kvtide.transfer.requests import Batch
@@ -76,20 +71,17 @@ def test_groups_hold_every_piece_once(
 
 @unhurried
 @given(st.lists(st.binary(max_size=300), max_size=20), st.integers(1, 700))
-def test_windows_are_the_views_in_order(blobs: list[bytes], size: int) -> None:
+def test_batches_are_the_views_in_order(blobs: list[bytes], size: int) -> None:
     views = [memoryview(blob) for blob in blobs]
-    cut = list(windows(views, size))
-    assert b"".join(bytes(part) for each in cut for _, part in each) == b"".join(blobs)
-    assert all(0 < sum(len(part) for _, part in each) <= size for each in cut)
-    digests = Digests(views)
-    for each in cut:
-        digests.update(each)
-    assert digests.finish() == [xxhash.xxh3_64_intdigest(blob) for blob in blobs]
+    batches = list(batches_of(views, size))
+    assert [view for batch in batches for view in batch] == views
+    for batch in batches:
+        assert sum(map(len, batch)) <= size or len(batch) == 1
 
 
-def test_windows_keep_the_kernels_limit() -> None:
+def test_batches_keep_the_kernels_limit() -> None:
     views = [memoryview(b"x")] * 1500
-    assert [len(each) for each in windows(views)] == [512, 512, 476]
+    assert [len(each) for each in batches_of(views, 9999)] == [512, 512, 476]
 
 
 @unhurried

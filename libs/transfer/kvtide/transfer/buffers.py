@@ -2,7 +2,7 @@
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import xxhash
@@ -121,59 +121,6 @@ def copy_and_hash(
     return digest.intdigest()
 
 
-def windows(
-    views: Sequence[memoryview], window_bytes: int = WINDOW_BYTES
-) -> Iterator[list[tuple[int, memoryview]]]:
-    """Cut views into lists of (index, part), each of ``window_bytes`` at most.
-
-    The parts in order are the views in order. A list has at most 512 parts, as the
-    kernel takes at most 1,024 in a call.
-    """
-    window: list[tuple[int, memoryview]] = []
-    room = window_bytes
-    for index, view in enumerate(views):
-        start = 0
-        while start < len(view):
-            size = min(room, len(view) - start)
-            whole = size == len(view)
-            window.append((index, view if whole else view[start : start + size]))
-            start += size
-            room -= size
-            if room == 0 or len(window) == 512:  # noqa: PLR2004
-                yield window
-                window, room = [], window_bytes
-    if window:
-        yield window
-
-
-class Digests:
-    """xxh3_64 of several views that come by in windows."""
-
-    def __init__(self, views: Sequence[memoryview]) -> None:
-        """Take the views whose parts will come."""
-        self._lengths = [len(view) for view in views]
-        self._open: dict[int, xxhash.xxh3_64] = {}
-        self.values = [_EMPTY] * len(views)
-
-    def update(self, window: Sequence[tuple[int, memoryview]]) -> None:
-        """Hash the parts of a window; parts of a view come in order."""
-        for index, part in window:
-            if len(part) == self._lengths[index]:
-                self.values[index] = xxhash.xxh3_64_intdigest(part)
-                continue
-            digest = self._open.get(index)
-            if digest is None:
-                digest = self._open[index] = xxhash.xxh3_64()
-            digest.update(part)
-            self.values[index] = -1
-
-    def finish(self) -> list[int]:
-        """The digests, by view."""
-        for index, digest in self._open.items():
-            self.values[index] = digest.intdigest()
-        return self.values
-
-
 class SliceDigest:
     """xxh3_64 of a slice whose pieces become ready in any order, from any thread.
 
@@ -212,6 +159,3 @@ class SliceDigest:
     def value(self) -> int:
         """The digest, once all pieces were ready."""
         return self._digest.intdigest()
-
-
-_EMPTY = xxhash.xxh3_64_intdigest(b"")

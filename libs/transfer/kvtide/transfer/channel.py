@@ -10,6 +10,8 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 
+from kvtide.runtime import Clock
+
 TICK_S = 0.5
 _TIMEVAL = struct.Struct("@ll")
 _TIMEOUTS = (errno.EAGAIN, errno.EWOULDBLOCK)
@@ -25,10 +27,14 @@ class ChannelClosedError(ConnectionError):
 
 
 class Channel:
-    """See the module. One thread sends and receives; any thread may ``shutdown``."""
+    """See the module. One thread sends and receives; any thread may ``shutdown``.
+
+    ``moved`` counts bytes both ways: what waits can tell slow from still.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         """Take over the socket."""
+        self.moved = 0
         self._sock = sock
         sock.settimeout(None)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -77,6 +83,7 @@ class Channel:
                 check()
                 continue
             total -= sent
+            self.moved += sent
             if total:
                 waiting = _rest(waiting, sent)
                 check()
@@ -99,6 +106,7 @@ class Channel:
             if got == 0:
                 raise ChannelClosedError("the connection was closed")
             total -= got
+            self.moved += got
             if total:
                 waiting = [memoryview(view) for view in _rest(waiting, got)]
                 check()
@@ -123,6 +131,7 @@ class Channel:
                 continue
             if not data:
                 raise ChannelClosedError("the connection was closed")
+            self.moved += len(data)
             return data
 
     def pending(self, most: int) -> bytes:
@@ -152,6 +161,28 @@ class Channel:
         """Give the socket back; by the thread that uses it."""
         self.shutdown()
         self._sock.close()
+
+
+class Stillness:
+    """How long nothing has moved on a channel, as far as somebody looked."""
+
+    def __init__(self, channel: Channel, clock: Clock) -> None:
+        """Look at ``channel``."""
+        self._channel = channel
+        self._clock = clock
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from now on: until now nothing was waited for."""
+        self._moved = self._channel.moved
+        self._since_s = self._clock.monotonic()
+
+    def seconds(self) -> float:
+        """Since the last look that saw a change; asked after each tick."""
+        now_s = self._clock.monotonic()
+        if self._channel.moved != self._moved:
+            self._moved, self._since_s = self._channel.moved, now_s
+        return now_s - self._since_s
 
 
 def _rest(views: Sequence[bytes | memoryview], size: int) -> list[bytes | memoryview]:

@@ -1,6 +1,5 @@
 """Moves requests through shared memory: a private copy, hashed in the same pass."""
 
-import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from kvtide.transfer.handles import RegionHandle
 from kvtide.transfer.mappings import Mappings
 from kvtide.transfer.plan import Piece
 from kvtide.transfer.regions import check_range
-from kvtide.transfer.requests import Request
+from kvtide.transfer.requests import Request, in_loop
 from kvtide.transfer.transfer import Transfer
 
 log = logging.getLogger("kvtide.transfer")
@@ -152,7 +151,7 @@ class Copier:
 
     def _is_little(self, requests: Sequence[Request]) -> bool:
         nbytes = sum(request.nbytes for request in requests)
-        limit = AT_ONCE_BYTES if _in_loop() else AT_ONCE_IN_THREAD_BYTES
+        limit = AT_ONCE_BYTES if in_loop() else AT_ONCE_IN_THREAD_BYTES
         return nbytes <= limit and all(
             self.mover.known(handle, writable=request.writes)
             for request in requests
@@ -208,11 +207,3 @@ class Copier:
             raise
         transfer.moved(piece, digest)
         return not transfer.failed
-
-
-def _in_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -5,15 +5,12 @@ import struct
 import threading
 from collections.abc import Sequence
 
-import xxhash
-
 from kvtide.runtime import Clock
-from kvtide.transfer.buffers import WINDOW_BYTES, Digests, windows
-from kvtide.transfer.channel import Channel
+from kvtide.transfer.channel import Channel, Stillness
 from kvtide.transfer.errors import Corrupt, Refused, TimedOut, TransferError
 from kvtide.transfer.handles import Access, Operation
 from kvtide.transfer.handshake import Session, Use
-from kvtide.transfer.hashed import receive_hashed
+from kvtide.transfer.hashed import receive_hashed, send_hashed
 from kvtide.transfer.interface import Notified, Observer
 from kvtide.transfer.rdma_owner import RdmaOwner
 from kvtide.transfer.rdma_wire import pack_pair, pack_reach, unpack_pair
@@ -64,7 +61,7 @@ class Inbound:
         self._mapped: set[int] = set()
         self._using: frozenset[int] = frozenset()
         self._last_id = 0
-        self._progress_s = 0.0
+        self._stillness = Stillness(channel, clock)
 
     def run(self) -> None:
         """Serve until the connection ends.
@@ -117,11 +114,11 @@ class Inbound:
         first = bytearray(HEAD_BYTES)
         # idle for as long as it likes
         self.channel.receive_into([memoryview(first)], lambda: None)
-        self._progress_s = self._clock.monotonic()
+        self._stillness.restart()
         return unpack_head(first)
 
     def _check(self) -> None:
-        if self._clock.monotonic() > self._progress_s + STALL_S:
+        if self._stillness.seconds() > STALL_S:
             raise TimedOut(f"no progress for {STALL_S:g} s", node=self.session.node)
 
     def _answer(self, head: Head, body: bytes) -> None:
@@ -185,7 +182,7 @@ class Inbound:
             return
         try:
             views = self._views(ask, grants)
-            nbytes = self._send_pieces(request_id, views)
+            self._send_pieces(request_id, views)
         except TransferError as error:
             if isinstance(error, TimedOut):
                 raise
@@ -193,29 +190,12 @@ class Inbound:
             return
         finally:
             self._release(grants)
-        self._served(ask, Operation.READ, nbytes)
+        self._served(ask, Operation.READ, sum(map(len, views)))
 
-    def _send_pieces(self, request_id: int, views: Sequence[memoryview]) -> int:
-        out: list[bytes | memoryview]
-        out = [pack(self.session.send_key, Kind.ANSWER, request_id, b"")]
-        total = sum(map(len, views))
+    def _send_pieces(self, request_id: int, views: Sequence[memoryview]) -> None:
+        head = pack(self.session.send_key, Kind.ANSWER, request_id, b"")
         with self._send_lock:
-            if total <= WINDOW_BYTES:
-                out += views
-                digests = list(map(xxhash.xxh3_64_intdigest, views))
-            else:
-                # hashed just before the kernel copies it: once through the cache
-                hashing = Digests(views)
-                for window in windows(views):
-                    hashing.update(window)
-                    out.extend(part for _, part in window)
-                    self.channel.send(out, self._check)
-                    self._progress_s = self._clock.monotonic()
-                    out = []
-                digests = hashing.finish()
-            out.append(struct.pack(f"<{len(views)}Q", *digests))
-            self.channel.send(out, self._check)
-        return total
+            send_hashed(self.channel, head, views, self._check)
 
     def _write(self, request_id: int, ask: Ask) -> None:
         total = sum(length for _, _, length in ask.pieces)
@@ -240,11 +220,7 @@ class Inbound:
 
     def _receive_pieces(self, views: Sequence[memoryview]) -> int | None:
         """Fill the views; the first that differs from its checksum, if any."""
-
-        def progress() -> None:
-            self._progress_s = self._clock.monotonic()
-
-        found, sent = receive_hashed(self.channel, views, self._check, progress)
+        found, sent = receive_hashed(self.channel, views, self._check)
         if found == sent:
             return None
         pairs = zip(sent, found, strict=True)
@@ -255,7 +231,6 @@ class Inbound:
         while total:
             part = scratch[: min(total, len(scratch))]
             self.channel.receive_into([part], self._check)
-            self._progress_s = self._clock.monotonic()
             total -= len(part)
 
     def _map(self, request_id: int, ask: Ask) -> None:

@@ -1,5 +1,6 @@
 """Requests on their way to a peer, and the queue in front of one connection."""
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -104,47 +105,48 @@ class Batch(NamedTuple):
 
 
 class Inbox:
-    """What one connection's thread shall do next. Thread-safe."""
+    """What goes out next on one connection. Thread-safe."""
 
     def __init__(self) -> None:
         """Start empty and open."""
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._requests: deque[Request] = deque()
         self._closed = False
 
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._requests)
+
     def put(self, request: Request) -> bool:
         """Add one; False, and nothing added, when closed."""
-        with self._changed:
-            if self._closed:
-                return False
-            self._requests.append(request)
-            self._changed.notify()
-        return True
+        with self._lock:
+            if not self._closed:
+                self._requests.append(request)
+            return not self._closed
 
-    def take(self, *, wait: bool) -> Request | None:
-        """The next; None when there is none (not ``wait``) or all is over."""
-        with self._changed:
-            while wait and not self._requests and not self._closed:
-                self._changed.wait()
+    def take(self) -> Request | None:
+        """The next, if there is one."""
+        with self._lock:
             return self._requests.popleft() if self._requests else None
-
-    def steal(self, transfer: Transfer) -> Request | None:
-        """The next, if it is of this transfer."""
-        with self._changed:
-            if self._requests and self._requests[0].transfer is transfer:
-                return self._requests.popleft()
-        return None
 
     def discard(self, transfer: Transfer | None) -> list[Request]:
         """Take out all requests of a transfer (None: all)."""
-        with self._changed:
+        with self._lock:
             out = [r for r in self._requests if transfer in (None, r.transfer)]
             for request in out:
                 self._requests.remove(request)
         return out
 
     def close(self) -> None:
-        """Accept no more, and wake the taker."""
-        with self._changed:
+        """Accept no more."""
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+
+
+def in_loop() -> bool:
+    """Whether an event loop runs in the calling thread: it must not be held up."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
