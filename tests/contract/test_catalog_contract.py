@@ -23,6 +23,7 @@ from kvtide.catalog import (
     Catalog,
     CatalogRejectedError,
     CatalogRevisionError,
+    Cutoffs,
     DecisionOutcome,
     DecisionRow,
     NodeRow,
@@ -336,7 +337,7 @@ async def test_old_decisions_and_requests_are_pruned(catalog: Catalog) -> None:
     new = replace(DECISION, request=RequestId("r2"), decided_at_s=100.0)
     ended = replace(REQUEST, request=RequestId("r2"), ended_at_s=100.0)
     await catalog.write([DECISION, REQUEST, new, ended])
-    assert await catalog.prune(before_s=50.0) == 2
+    assert await catalog.prune(Cutoffs(requests_s=50.0)) == 2
     assert await catalog.recent_decisions(5) == (new,)
     assert await catalog.recent_requests(5) == (ended,)
 

@@ -12,22 +12,34 @@ from kvtide.catalog.errors import (
     CatalogUnavailableError,
 )
 from kvtide.catalog.migrate import HEAD, migrate
+from kvtide.catalog.pruning import Cutoffs
+from kvtide.catalog.queries import (
+    BlockCount,
+    BlockOrder,
+    BlockQuery,
+    HitQuery,
+    HitRate,
+    RemovalCount,
+    RemovalQuery,
+)
 from kvtide.catalog.records import (
     ApiKeyRow,
     BlockDropped,
     BlockRow,
     BlocksForgotten,
+    BlockUsed,
     CandidateRow,
     Change,
     DecisionOutcome,
     DecisionRow,
     NodeRow,
     QuotaRow,
+    RemovalRow,
     RequestRow,
     TenantRow,
     Verdict,
 )
-from kvtide.catalog.repository import BlockCount, BlockQuery, Catalog
+from kvtide.catalog.repository import Catalog
 from kvtide.catalog.writer import ChangeSink, Writer, WriterLimits
 
 __all__ = [
@@ -35,8 +47,10 @@ __all__ = [
     "ApiKeyRow",
     "BlockCount",
     "BlockDropped",
+    "BlockOrder",
     "BlockQuery",
     "BlockRow",
+    "BlockUsed",
     "BlocksForgotten",
     "CandidateRow",
     "Catalog",
@@ -46,10 +60,16 @@ __all__ = [
     "CatalogUnavailableError",
     "Change",
     "ChangeSink",
+    "Cutoffs",
     "DecisionOutcome",
     "DecisionRow",
+    "HitQuery",
+    "HitRate",
     "NodeRow",
     "QuotaRow",
+    "RemovalCount",
+    "RemovalQuery",
+    "RemovalRow",
     "RequestRow",
     "TenantRow",
     "Verdict",

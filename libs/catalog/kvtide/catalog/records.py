@@ -53,12 +53,51 @@ class BlockRow:
 
 @dataclass(frozen=True, slots=True)
 class BlockDropped:
-    """The copy is gone, unless a later use of the key has taken its row."""
+    """The copy is gone, unless a later use of the key has taken its row.
+
+    With a ``reason`` its row is kept as a ``RemovalRow``.
+    """
 
     node: NodeId
     key: BlockKey
     tier: Tier
     generation: int
+    reason: str = ""
+    gone_at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockUsed:
+    """When a copy was last wanted, and how often since it was stored."""
+
+    node: NodeId
+    key: BlockKey
+    tier: Tier
+    generation: int
+    used_at_s: float
+    hits: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemovalRow:
+    """A copy that went, when, and why. Read only: made of a ``BlockDropped``.
+
+    ``reason`` is the store's word: such as capacity, quota, extra, corrupt, removed,
+    expired or demoted.
+    """
+
+    node: NodeId
+    key: BlockKey
+    tier: Tier
+    generation: int
+    reason: str
+    model_tag: bytes
+    tenant_tag: bytes
+    tokens: int
+    length: int
+    stored_at_s: float
+    hits: int
+    gone_at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +146,8 @@ class DecisionOutcome:
 class DecisionRow:
     """One answer of a conductor, and later what came of it.
 
-    ``candidates`` are the best ones, best first; ``considered`` counts all.
+    ``candidates`` are the best ones, best first; ``considered`` counts all. Of the hit
+    tokens ``dram_tokens`` were to be read from DRAM, ``ssd_tokens`` from SSD.
     ``outcome`` is read only: it is written as a ``DecisionOutcome``.
     """
 
@@ -127,6 +167,8 @@ class DecisionRow:
     candidates: tuple[CandidateRow, ...]
     decided_at_s: float
     outcome: DecisionOutcome | None = None
+    dram_tokens: int = 0
+    ssd_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +228,7 @@ Change = (
     NodeRow
     | BlockRow
     | BlockDropped
+    | BlockUsed
     | BlocksForgotten
     | DecisionRow
     | DecisionOutcome

@@ -3,40 +3,50 @@
 Nothing here is for a serving step to wait on: roles write through ``Writer``.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import groupby
 from types import TracebackType
-from typing import Any, Self, assert_never
+from typing import Self
 
-from sqlalchemy import Executable, Table, delete, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy import Executable, func, select
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from kvtide.catalog.database import open_engine, transaction
 from kvtide.catalog.migrate import migrate_engine, revision
+from kvtide.catalog.pruning import Cutoffs, prune
+from kvtide.catalog.queries import (
+    MAX_PAGE,
+    BlockCount,
+    BlockQuery,
+    HitQuery,
+    HitRate,
+    RemovalCount,
+    RemovalQuery,
+    count_removals,
+    hit_rate,
+    removal_count,
+    removal_row,
+    select_blocks,
+    select_hit_rates,
+    select_removals,
+)
 from kvtide.catalog.records import (
     ApiKeyRow,
-    BlockDropped,
     BlockRow,
-    BlocksForgotten,
     Change,
-    DecisionOutcome,
     DecisionRow,
     NodeRow,
     QuotaRow,
+    RemovalRow,
     RequestRow,
     TenantRow,
 )
 from kvtide.catalog.rows import (
-    TARGETS,
-    Row,
     Values,
     block_row,
     decision_row,
     node_row,
     request_row,
-    values,
 )
 from kvtide.catalog.tables import (
     api_keys,
@@ -47,42 +57,13 @@ from kvtide.catalog.tables import (
     requests,
     tenants,
 )
+from kvtide.catalog.writing import write_group
 from kvtide.kv import (
-    BlockKey,
-    NodeId,
     RequestId,
     TenantId,
     Tier,
     name_prefix,
 )
-
-MAX_PAGE = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class BlockQuery:
-    """Which block rows: every field that is not None must match.
-
-    Pages go by (node, key, tier); ``after`` is the last row of the page before.
-    """
-
-    node: NodeId | None = None
-    tier: Tier | None = None
-    model_tag: bytes | None = None
-    tenant_tag: bytes | None = None
-    key: BlockKey | None = None
-    after: BlockRow | None = None
-    limit: int = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class BlockCount:
-    """How many copies a store holds in a tier, and their bytes."""
-
-    node: NodeId
-    tier: Tier
-    blocks: int
-    bytes: int
 
 
 class Catalog:
@@ -138,7 +119,7 @@ class Catalog:
         """Write all of them in order, in one transaction, or none."""
         async with transaction(self._engine, writes=True) as connection:
             for kind, group in groupby(changes, key=type):
-                await _write_group(connection, kind, tuple(group))
+                await write_group(connection, kind, tuple(group))
 
     async def nodes(self) -> tuple[NodeRow, ...]:
         """All nodes that were ever seen, by name."""
@@ -146,26 +127,8 @@ class Catalog:
         return tuple(node_row(row) for row in rows)
 
     async def blocks(self, query: BlockQuery) -> tuple[BlockRow, ...]:
-        """One page of block rows, by (node, key, tier)."""
-        order = (blocks.c.node, blocks.c.key, blocks.c.tier)
-        statement = select(blocks).order_by(*order).limit(min(query.limit, MAX_PAGE))
-        wanted = {
-            "node": query.node,
-            "tier": query.tier and query.tier.value,
-            "model_tag": query.model_tag,
-            "tenant_tag": query.tenant_tag,
-            "key": query.key,
-        }
-        for name, value in wanted.items():
-            if value is not None:
-                statement = statement.where(blocks.c[name] == value)
-        if (last := query.after) is not None:
-            node, key, tier = order
-            later_key = (key > last.key) | ((key == last.key) & (tier > last.tier))
-            statement = statement.where(
-                (node > last.node) | ((node == last.node) & later_key)
-            )
-        return tuple(block_row(row) for row in await self._rows(statement))
+        """One page of block rows, in the query's order."""
+        return tuple(block_row(row) for row in await self._rows(select_blocks(query)))
 
     async def block_counts(self) -> tuple[BlockCount, ...]:
         """Copies and bytes by store and tier."""
@@ -249,95 +212,35 @@ class Catalog:
         rows = await self._rows(select(quotas).order_by(quotas.c.tenant))
         return tuple(QuotaRow(**row) for row in rows)
 
-    async def prune(self, *, before_s: float) -> int:
-        """Delete decisions and requests older than ``before_s``; returns how many."""
-        async with transaction(self._engine, writes=True) as connection:
-            old = (
-                delete(decisions).where(decisions.c.decided_at_s < before_s),
-                delete(requests).where(requests.c.ended_at_s < before_s),
-            )
-            done = [await connection.execute(statement) for statement in old]
-        return sum(result.rowcount for result in done)
+    async def prune(self, before: Cutoffs) -> int:
+        """Delete what is too old, a bounded piece at a time; returns how many rows."""
+        return await prune(self._engine, before)
+
+    async def hit_rates(self, query: HitQuery) -> tuple[HitRate, ...]:
+        """What requests found cached, by the time when they ended."""
+        rows = await self._rows(select_hit_rates(query))
+        return tuple(hit_rate(row, query.step_s) for row in rows)
+
+    async def removals(self, query: RemovalQuery) -> tuple[RemovalRow, ...]:
+        """Copies that went, the newest first."""
+        rows = await self._rows(select_removals(query))
+        return tuple(removal_row(row) for row in rows)
+
+    async def removal_counts(self, *, since_s: float) -> tuple[RemovalCount, ...]:
+        """How many copies went since then, by store, tier and reason."""
+        rows = await self._rows(count_removals(since_s))
+        return tuple(removal_count(row) for row in rows)
+
+    async def deleted_tenants(self, *, since_s: float = 0.0) -> tuple[TenantRow, ...]:
+        """Tenants that were deleted at or after ``since_s``, the earliest first."""
+        statement = (
+            select(tenants)
+            .where(tenants.c.deleted_at_s >= since_s)
+            .order_by(tenants.c.deleted_at_s, tenants.c.tenant)
+        )
+        return tuple(TenantRow(**row) for row in await self._rows(statement))
 
     async def _rows(self, statement: Executable) -> list[Values]:
         async with transaction(self._engine, writes=False) as connection:
             result = await connection.execute(statement)
             return [dict(row) for row in result.mappings()]
-
-
-async def _write_group(
-    connection: AsyncConnection, kind: type, group: tuple[Change, ...]
-) -> None:
-    if kind in TARGETS:
-        rows = [change for change in group if isinstance(change, Row)]
-        await _upsert(connection, TARGETS[kind].table, rows)
-        return
-    for change in group:
-        await _change(connection, change)
-
-
-async def _upsert(
-    connection: AsyncConnection, table: Table, records: Iterable[Row]
-) -> None:
-    """Insert or replace; of records with one primary key the last one counts."""
-    keys = [column.name for column in table.primary_key]
-    newest: dict[tuple[Any, ...], Values] = {}
-    kept: tuple[str, ...] = ()
-    for record in records:
-        row = values(record)
-        newest[tuple(row[key] for key in keys)] = row
-        kept = TARGETS[type(record)].kept
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    insert = dialect.insert(table)
-    names = next(iter(newest.values())).keys()
-    changed = {
-        name: insert.excluded[name]
-        for name in names
-        if name not in keys and name not in kept
-    }
-    statement = insert.on_conflict_do_update(index_elements=keys, set_=changed)
-    await connection.execute(statement, list(newest.values()))
-
-
-async def _change(connection: AsyncConnection, change: Change) -> None:
-    match change:
-        case BlockDropped():
-            statement = delete(blocks).where(
-                blocks.c.node == change.node,
-                blocks.c.key == change.key,
-                blocks.c.tier == change.tier.value,
-                blocks.c.generation == change.generation,
-            )
-        case BlocksForgotten():
-            statement = delete(blocks).where(
-                blocks.c.node == change.node,
-                blocks.c.tier == change.tier.value,
-                blocks.c.epoch < change.epoch,
-            )
-        case DecisionOutcome():
-            statement = (
-                update(decisions)
-                .where(
-                    decisions.c.request == change.request,
-                    decisions.c.attempt == change.attempt,
-                )
-                .values(
-                    outcome=change.outcome,
-                    outcome_cached_tokens=change.cached_tokens,
-                    outcome_ttft_ms=change.ttft_ms,
-                    outcome_tbt_ms=change.tbt_ms,
-                )
-            )
-        case (
-            NodeRow()
-            | BlockRow()
-            | DecisionRow()
-            | RequestRow()
-            | TenantRow()
-            | ApiKeyRow()
-            | QuotaRow()
-        ):
-            raise TypeError("upserted, not changed")
-        case _:
-            assert_never(change)
-    await connection.execute(statement)

@@ -60,8 +60,27 @@ blocks = Table(
     Column("stored_at_s", Double, nullable=False),
     Column("used_at_s", Double, nullable=False),
     Column("hits", BigInteger, nullable=False),
+    Index("ix_blocks_key", "key"),
     Index("ix_blocks_model_tag", "model_tag"),
     Index("ix_blocks_tenant_tag", "tenant_tag"),
+)
+
+removals = Table(
+    "removals",
+    metadata,
+    Column("node", NAME, primary_key=True),
+    Column("key", LargeBinary(16), primary_key=True),
+    Column("tier", NAME, primary_key=True),
+    Column("generation", BigInteger, primary_key=True),
+    Column("reason", NAME, nullable=False),
+    Column("model_tag", LargeBinary(16), nullable=False),
+    Column("tenant_tag", LargeBinary(16), nullable=False),
+    Column("tokens", Integer, nullable=False),
+    Column("length", BigInteger, nullable=False),
+    Column("stored_at_s", Double, nullable=False),
+    Column("hits", BigInteger, nullable=False),
+    Column("gone_at_s", Double, nullable=False),
+    Index("ix_removals_gone_at_s", "gone_at_s"),
 )
 
 decisions = Table(
@@ -86,6 +105,8 @@ decisions = Table(
     Column("outcome_cached_tokens", Integer),
     Column("outcome_ttft_ms", Double),
     Column("outcome_tbt_ms", Double),
+    Column("dram_tokens", Integer, nullable=False, server_default="0"),
+    Column("ssd_tokens", Integer, nullable=False, server_default="0"),
     Index("ix_decisions_decided_at_s", "decided_at_s"),
 )
 

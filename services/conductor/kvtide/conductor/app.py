@@ -11,6 +11,7 @@ from kvtide.catalog import (
     Catalog,
     CatalogError,
     CatalogRevisionError,
+    Cutoffs,
     Writer,
     catalog_url,
 )
@@ -23,7 +24,6 @@ from kvtide.runtime import Clock, TaskScope
 from kvtide.runtime.health import HealthServer, Readiness
 
 _MIGRATION_LIMIT_S = 10.0
-_PRUNE_EVERY_S = 3600.0
 _DAY_S = 86_400.0
 
 _log = structlog.get_logger("kvtide.conductor")
@@ -55,7 +55,7 @@ async def serve(
         writer = Writer(catalog, clock=clock, on_repair=repair)
         writer.register(registry, "conductor")
         writer.start()
-        tasks.spawn(_prune(catalog, clock, settings.retention_days), name="prune")
+        tasks.spawn(_prune(catalog, clock, settings), name="prune")
         try:
             roles = (Role.CONDUCTOR,)
             async with open_node(
@@ -65,6 +65,7 @@ async def serve(
                     node.ref,
                     policy=settings.placement(),
                     replication=settings.replication(),
+                    serving=settings.serving(),
                 )
                 service = ConductorService(node, dispatcher, writer, registry)
                 services.append(service)
@@ -112,13 +113,23 @@ async def _migrate(catalog: Catalog) -> None:
         _log.warning("catalog_unavailable", why=str(error))
 
 
-async def _prune(catalog: Catalog, clock: Clock, retention_days: float) -> None:
+async def _prune(catalog: Catalog, clock: Clock, settings: ConductorSettings) -> None:
+    """One of the conductors would do; that several do it costs little."""
     while True:
-        before_s = clock.wall() - retention_days * _DAY_S
         try:
-            pruned = await catalog.prune(before_s=before_s)
+            pruned = await catalog.prune(_cutoffs(settings, clock.wall()))
         except CatalogError as error:
             _log.info("catalog_not_pruned", why=str(error))
         else:
             _log.debug("catalog_pruned", rows=pruned)
-        await clock.sleep(_PRUNE_EVERY_S)
+        await clock.sleep(settings.prune_every_s)
+
+
+def _cutoffs(settings: ConductorSettings, wall_s: float) -> Cutoffs:
+    return Cutoffs(
+        requests_s=wall_s - settings.retention_days * _DAY_S,
+        removals_s=wall_s - settings.removals_retention_days * _DAY_S,
+        lost_s=wall_s - settings.prune_every_s,
+        nodes_s=wall_s - settings.retention_days * _DAY_S,
+        tenants_s=wall_s - settings.tenants_retention_days * _DAY_S,
+    )

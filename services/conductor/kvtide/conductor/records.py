@@ -10,7 +10,7 @@ from kvtide.catalog import (
     Verdict,
 )
 from kvtide.conductor.commands import RecordDecision, RecordEnd
-from kvtide.kv import NodeId
+from kvtide.kv import NodeId, Tier
 
 
 def decision_row(
@@ -35,6 +35,8 @@ def decision_row(
         considered=command.considered,
         candidates=tuple(_candidate(each) for each in command.candidates),
         decided_at_s=wall_s,
+        dram_tokens=_tier_tokens(placed, Tier.DRAM),
+        ssd_tokens=_tier_tokens(placed, Tier.SSD),
     )
 
 
@@ -81,6 +83,14 @@ def node_row(beat: Beat, wall_s: float, *, gone: bool = False) -> NodeRow:
         seen_at_s=wall_s,
         gone_at_s=wall_s if gone else None,
     )
+
+
+def _tier_tokens(placed: Placed | None, tier: Tier) -> int:
+    """Of the hit tokens, those in copies of this tier."""
+    if placed is None or not placed.reuse:
+        return 0
+    copies = sum(1 for copy in placed.reuse if copy.slot.tier is tier)
+    return placed.chosen.hit_tokens * copies // len(placed.reuse)
 
 
 def _candidate(estimate: CandidateEstimate) -> CandidateRow:

@@ -69,7 +69,16 @@ class CatalogRows:
         """See ``BlockRows.write``."""
         now_s = self._clock.wall()
         for gone in rows.gone:
-            self._put(BlockDropped(store.node, gone.key, gone.tier, gone.generation))
+            self._put(
+                BlockDropped(
+                    node=store.node,
+                    key=gone.key,
+                    tier=gone.tier,
+                    generation=gone.generation,
+                    reason=gone.reason,
+                    gone_at_s=now_s,
+                )
+            )
         for came in rows.came:
             self._put(_catalog_row(came, now_s))
 

@@ -1,0 +1,187 @@
+"""Writes changes: what each kind of them does to the tables, many at a time."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, assert_never
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Double,
+    LargeBinary,
+    String,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    select,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from kvtide.catalog.records import (
+    ApiKeyRow,
+    BlockDropped,
+    BlockRow,
+    BlocksForgotten,
+    BlockUsed,
+    Change,
+    DecisionOutcome,
+    DecisionRow,
+    NodeRow,
+    QuotaRow,
+    RequestRow,
+    TenantRow,
+)
+from kvtide.catalog.rows import TARGETS, Row, Values, values
+from kvtide.catalog.tables import blocks, decisions, removals
+
+REASON_CHARS = 128
+
+
+async def write_group(
+    connection: AsyncConnection, kind: type, group: tuple[Change, ...]
+) -> None:
+    """Write changes of one kind, in order."""
+    if kind in TARGETS:
+        rows = [change for change in group if isinstance(change, Row)]
+        await _upsert(connection, TARGETS[kind].table, rows)
+        return
+    dropped = [change for change in group if isinstance(change, BlockDropped)]
+    used = [change for change in group if isinstance(change, BlockUsed)]
+    if dropped:
+        await _drop(connection, dropped)
+    elif used:
+        await _use(connection, used)
+    else:
+        for change in group:
+            await _change(connection, change)
+
+
+async def _upsert(
+    connection: AsyncConnection, table: Table, records: Iterable[Row]
+) -> None:
+    """Insert or replace; of records with one primary key the last one counts."""
+    keys = [column.name for column in table.primary_key]
+    newest: dict[tuple[Any, ...], Values] = {}
+    kept: tuple[str, ...] = ()
+    for record in records:
+        row = values(record)
+        newest[tuple(row[key] for key in keys)] = row
+        kept = TARGETS[type(record)].kept
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    insert = dialect.insert(table)
+    names = next(iter(newest.values())).keys()
+    changed = {
+        name: insert.excluded[name]
+        for name in names
+        if name not in keys and name not in kept
+    }
+    statement = insert.on_conflict_do_update(index_elements=keys, set_=changed)
+    await connection.execute(statement, list(newest.values()))
+
+
+async def _change(connection: AsyncConnection, change: Change) -> None:
+    match change:
+        case BlocksForgotten():
+            statement = delete(blocks).where(
+                blocks.c.node == change.node,
+                blocks.c.tier == change.tier.value,
+                blocks.c.epoch < change.epoch,
+            )
+        case DecisionOutcome():
+            statement = (
+                update(decisions)
+                .where(
+                    decisions.c.request == change.request,
+                    decisions.c.attempt == change.attempt,
+                )
+                .values(
+                    outcome=change.outcome,
+                    outcome_cached_tokens=change.cached_tokens,
+                    outcome_ttft_ms=change.ttft_ms,
+                    outcome_tbt_ms=change.tbt_ms,
+                )
+            )
+        case (
+            NodeRow()
+            | BlockDropped()
+            | BlockUsed()
+            | BlockRow()
+            | DecisionRow()
+            | RequestRow()
+            | TenantRow()
+            | ApiKeyRow()
+            | QuotaRow()
+        ):
+            raise TypeError("written in groups")
+        case _:
+            assert_never(change)
+    await connection.execute(statement)
+
+
+def _this_copy() -> ColumnElement[bool]:
+    """The row of one use of one slot, by parameters (see ``_copy_values``)."""
+    return and_(
+        blocks.c.node == bindparam("at_node", type_=String),
+        blocks.c.key == bindparam("at_key", type_=LargeBinary),
+        blocks.c.tier == bindparam("at_tier", type_=String),
+        blocks.c.generation == bindparam("at_generation", type_=BigInteger),
+    )
+
+
+def _copy_values(change: BlockDropped | BlockUsed) -> Values:
+    return {
+        "at_node": change.node,
+        "at_key": change.key,
+        "at_tier": change.tier.value,
+        "at_generation": change.generation,
+    }
+
+
+async def _drop(connection: AsyncConnection, dropped: Sequence[BlockDropped]) -> None:
+    """Delete the rows of these copies; of those with a reason, keep why they went."""
+    told = [
+        {
+            **_copy_values(change),
+            "why": change.reason[:REASON_CHARS],
+            "at_s": change.gone_at_s,
+        }
+        for change in dropped
+        if change.reason
+    ]
+    if told:
+        kept = [
+            column.name for column in removals.columns if column.name in blocks.columns
+        ]
+        names = [*kept, "reason", "gone_at_s"]
+        row = select(
+            *(blocks.c[name] for name in kept),
+            bindparam("why", type_=String),
+            bindparam("at_s", type_=Double),
+        )
+        dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+        insert = dialect.insert(removals).from_select(names, row.where(_this_copy()))
+        await connection.execute(insert.on_conflict_do_nothing(), told)
+    gone = [_copy_values(change) for change in dropped]
+    await connection.execute(delete(blocks).where(_this_copy()), gone)
+
+
+async def _use(connection: AsyncConnection, used: Sequence[BlockUsed]) -> None:
+    statement = (
+        update(blocks)
+        .where(_this_copy())
+        .values(
+            used_at_s=bindparam("to_used_at_s", type_=Double),
+            hits=bindparam("to_hits", type_=BigInteger),
+        )
+    )
+    values = [
+        {
+            **_copy_values(change),
+            "to_used_at_s": change.used_at_s,
+            "to_hits": change.hits,
+        }
+        for change in used
+    ]
+    await connection.execute(statement, values)

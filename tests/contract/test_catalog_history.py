@@ -1,0 +1,272 @@
+"""What the catalog tells people: hit rates, removals, age and heat; and what it forgets."""
+
+from collections.abc import AsyncGenerator, Generator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from tests.contract.test_catalog_contract import (
+    BLOCK,
+    DECISION,
+    NODE,
+    REQUEST,
+    TENANT,
+)
+from tests.integration.postgres import PostgresServer, postgres_server
+
+from kvtide.catalog import (
+    HEAD,
+    ApiKeyRow,
+    BlockDropped,
+    BlockOrder,
+    BlockQuery,
+    BlockUsed,
+    Catalog,
+    Change,
+    Cutoffs,
+    HitQuery,
+    HitRate,
+    QuotaRow,
+    RemovalCount,
+    RemovalQuery,
+    RemovalRow,
+)
+from kvtide.catalog.database import open_engine, transaction
+from kvtide.catalog.migrate import alembic_config, migrate_engine
+from kvtide.kv import BlockKey, NodeId, RequestId, TenantId, Tier
+
+pytestmark = pytest.mark.timeout(240)  # starts servers
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Generator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite+aiosqlite:///{tmp_path}/catalog.sqlite3"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return await server.create_database()
+
+
+@pytest.fixture
+async def catalog(url: str) -> AsyncGenerator[Catalog]:
+    async with Catalog.open(url) as catalog:
+        await catalog.migrate()
+        yield catalog
+
+
+OLD_DECISION = (
+    "INSERT INTO decisions (request, attempt, conductor, tenant, model, verdict, code,"
+    " reason, prompt_tokens, hit_tokens, considered, candidates, decided_at_s) VALUES"
+    " ('old', 0, 'c', 't', 'm', 'placed', '', '', 9, 3, 1, '[]', 1.0)"
+)
+
+
+def revisions() -> list[str]:
+    from alembic.script import ScriptDirectory  # noqa: PLC0415 - as the program does
+
+    found = ScriptDirectory.from_config(alembic_config()).walk_revisions()
+    return [each.revision for each in found if each.revision != HEAD]
+
+
+@pytest.mark.parametrize("earlier", revisions())
+async def test_every_earlier_revision_is_brought_up_to_date_with_its_rows(
+    url: str, earlier: str
+) -> None:
+    from alembic import command  # noqa: PLC0415 - as the program does
+
+    engine = open_engine(url)
+    async with transaction(engine, writes=True) as connection:
+        await connection.run_sync(
+            lambda sync: command.upgrade(alembic_config(sync), earlier)
+        )
+        await connection.execute(text(OLD_DECISION))
+    await migrate_engine(engine)
+    await engine.dispose()
+    async with Catalog.open(url) as catalog:
+        assert await catalog.revision() == HEAD
+        (old,) = await catalog.decisions(RequestId("old"))
+        assert (old.hit_tokens, old.dram_tokens, old.ssd_tokens) == (3, 0, 0)
+        new = replace(DECISION, dram_tokens=100, ssd_tokens=28)
+        await catalog.write([BLOCK, new])
+        assert await catalog.decisions(DECISION.request) == (new,)
+
+
+def key(number: int) -> BlockKey:
+    return BlockKey(number.to_bytes(16, "big"))
+
+
+async def test_why_a_copy_went_is_kept_and_counted(catalog: Catalog) -> None:
+    rows = [replace(BLOCK, key=key(i), generation=i, hits=i) for i in range(6)]
+    await catalog.write(rows)
+    reasons = ("capacity", "capacity", "quota", "corrupt", "", "demoted")
+    dropped = [
+        BlockDropped(row.node, row.key, row.tier, row.generation, why, 100.0 + i)
+        for i, (row, why) in enumerate(zip(rows, reasons, strict=True))
+    ]
+    await catalog.write(dropped)
+    # told twice, it is kept once; of a copy that has no row nothing is kept
+    await catalog.write([*dropped, replace(dropped[0], key=key(99))])
+    assert await catalog.blocks(BlockQuery()) == ()
+    removed = await catalog.removals(RemovalQuery())
+    assert [row.reason for row in removed] == [
+        "demoted", "corrupt", "quota", "capacity", "capacity",
+    ]  # fmt: skip
+    assert removed[-1] == RemovalRow(
+        node=BLOCK.node,
+        key=key(0),
+        tier=BLOCK.tier,
+        generation=0,
+        reason="capacity",
+        model_tag=BLOCK.model_tag,
+        tenant_tag=BLOCK.tenant_tag,
+        tokens=BLOCK.tokens,
+        length=BLOCK.length,
+        stored_at_s=BLOCK.stored_at_s,
+        hits=0,
+        gone_at_s=100.0,
+    )
+    assert await catalog.removals(RemovalQuery(reason="quota")) == (removed[2],)
+    assert await catalog.removals(RemovalQuery(key=key(3))) == (removed[1],)
+    assert await catalog.removals(RemovalQuery(since_s=104.0)) == (removed[0],)
+    assert await catalog.removals(RemovalQuery(tier=Tier.SSD)) == ()
+    size = BLOCK.length
+    assert await catalog.removal_counts(since_s=101.0) == tuple(
+        RemovalCount(BLOCK.node, BLOCK.tier, why, 1, size)
+        for why in ("capacity", "corrupt", "demoted", "quota")
+    )
+
+
+async def test_a_later_use_of_the_key_has_no_removal(catalog: Catalog) -> None:
+    later = replace(BLOCK, generation=BLOCK.generation + 1)
+    drop = BlockDropped(BLOCK.node, BLOCK.key, BLOCK.tier, BLOCK.generation, "quota")
+    await catalog.write([later, drop])
+    assert await catalog.blocks(BlockQuery()) == (later,)
+    assert await catalog.removals(RemovalQuery()) == ()
+
+
+async def test_blocks_are_found_by_age_and_heat(catalog: Catalog) -> None:
+    rows = [
+        replace(BLOCK, key=key(i), generation=i, stored_at_s=10.0 * i, used_at_s=500.0)
+        for i in range(5)
+    ]
+    await catalog.write(rows)
+    used = [BlockUsed(BLOCK.node, key(i), BLOCK.tier, i, 90.0 - i, i) for i in (1, 2)]
+    stale = BlockUsed(BLOCK.node, key(3), BLOCK.tier, 77, 1.0, 99)
+    await catalog.write([*used, stale])
+
+    async def found(query: BlockQuery) -> list[int]:
+        return [row.generation for row in await catalog.blocks(query)]
+
+    assert await found(BlockQuery(stored_before_s=20.0)) == [0, 1]
+    assert await found(BlockQuery(used_before_s=100.0)) == [1, 2]
+    assert await found(BlockQuery(least_hits=3)) == [0, 3, 4]
+    hottest = BlockQuery(order=BlockOrder.HOTTEST, limit=2, stored_before_s=25.0)
+    assert await found(hottest) == [0, 2]
+    assert await found(BlockQuery(order=BlockOrder.NEWEST, limit=2)) == [4, 3]
+    assert await found(BlockQuery(order=BlockOrder.OLDEST, limit=2)) == [0, 1]
+    assert await found(BlockQuery(order=BlockOrder.IDLE, limit=1)) == [2]
+
+
+async def test_hit_rates_are_of_requests_and_of_tiers_over_time(
+    catalog: Catalog,
+) -> None:
+    def ended(
+        number: int, at_s: float, cached: int, tenant: str = "acme"
+    ) -> list[Change]:
+        name = RequestId(f"r{number}")
+        request = replace(
+            REQUEST,
+            request=name,
+            attempt=1,
+            ended_at_s=at_s,
+            cached_tokens=cached,
+            tenant=TenantId(tenant),
+        )
+        first = replace(DECISION, request=name, attempt=0, dram_tokens=999)
+        last = replace(
+            first, attempt=1, dram_tokens=cached // 2, ssd_tokens=cached // 4
+        )
+        return [first, last, request]
+
+    await catalog.write(
+        [
+            *ended(1, 60.0, 0),
+            *ended(2, 119.9, 128),
+            *ended(3, 120.0, 64),
+            *ended(4, 130.0, 64, "other"),
+            *ended(5, 400.0, 64),
+        ]
+    )
+    query = HitQuery(since_s=60.0, until_s=300.0)
+    assert await catalog.hit_rates(query) == (
+        HitRate(60.0, 2, 1, 400, 128, 64, 32),
+        HitRate(120.0, 2, 2, 400, 128, 64, 32),
+    )
+    own = replace(query, tenant=TenantId("other"), step_s=100.0)
+    assert await catalog.hit_rates(own) == (HitRate(100.0, 1, 1, 200, 64, 32, 16),)
+    assert await catalog.hit_rates(replace(query, model="none")) == ()
+
+
+async def test_deleted_tenants_are_told_in_their_order(catalog: Catalog) -> None:
+    rows = [
+        replace(TENANT, tenant=TenantId(name), deleted_at_s=at_s)
+        for name, at_s in (("a", 30.0), ("b", None), ("c", 10.0), ("d", 20.0))
+    ]
+    await catalog.write(rows)
+    found = await catalog.deleted_tenants()
+    assert [row.tenant for row in found] == ["c", "d", "a"]
+    assert await catalog.deleted_tenants(since_s=20.0) == found[1:]
+
+
+async def test_what_is_too_old_goes_and_nothing_else(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvtide.catalog.pruning.PIECE_ROWS", 3)
+    rows = [replace(BLOCK, key=key(i), generation=i) for i in range(8)]
+    drops = [
+        BlockDropped(row.node, row.key, row.tier, row.generation, "quota", float(i))
+        for i, row in enumerate(rows)
+    ]
+    await catalog.write([*rows, *drops])
+    assert await catalog.prune(Cutoffs()) == 0
+    assert await catalog.prune(Cutoffs(removals_s=7.0)) == 7
+    assert len(await catalog.removals(RemovalQuery())) == 1
+    # a store that is gone for good, one that lives, one that is only just gone
+    names = ("dead", "live", "late")
+    nodes = [
+        replace(NODE, node=NodeId(name), gone_at_s=gone_s)
+        for name, gone_s in zip(names, (50.0, None, 150.0), strict=True)
+    ]
+    copies = [
+        replace(BLOCK, node=NodeId(name), tier=tier) for name in names for tier in Tier
+    ]
+    await catalog.write([*nodes, *copies])
+    assert await catalog.prune(Cutoffs(lost_s=100.0, nodes_s=100.0)) == 1
+    left = await catalog.blocks(BlockQuery())
+    assert set(left) == {row for row in copies if row != copies[0]}
+    assert len(await catalog.nodes()) == 3
+    await catalog.write(
+        [BlockDropped(NodeId("dead"), BLOCK.key, Tier.SSD, BLOCK.generation)]
+    )
+    assert await catalog.prune(Cutoffs(lost_s=100.0, nodes_s=100.0)) == 1
+    assert [row.node for row in await catalog.nodes()] == ["late", "live"]
+
+
+async def test_deleted_tenants_go_with_all_that_is_theirs(catalog: Catalog) -> None:
+    gone = replace(TENANT, tenant=TenantId("gone"), deleted_at_s=5.0)
+    kept = replace(TENANT, deleted_at_s=500.0)
+    secret = ApiKeyRow(b"h" * 32, gone.tenant, "laptop", 1.0)
+    own = ApiKeyRow(b"k" * 32, kept.tenant, "laptop", 1.0)
+    await catalog.write(
+        [gone, kept, secret, own, QuotaRow(gone.tenant), QuotaRow(kept.tenant)]
+    )
+    assert await catalog.prune(Cutoffs(tenants_s=100.0)) == 3
+    assert await catalog.tenants() == (kept,)
+    assert await catalog.api_keys() == (own,)
+    assert await catalog.quotas() == (QuotaRow(kept.tenant),)
