@@ -1,6 +1,6 @@
 """A pretended shell for the prefill machine: carries commands out, checks each."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from kvtide.bus.messages import (
     PartSums,
@@ -68,6 +68,9 @@ class Shell:
         self.opened: set[RequestRef] = set()
         self.leased: set[RequestRef] = set()
         self.under_way: dict[RequestRef, events.Command] = {}
+        self.loads: list[events.Load] = []
+        self.kv: defaultdict[RequestRef, set[int]] = defaultdict(set)
+        self.in_vain = False
         self.step: events.Step | None = None
         self.replies: list[object] = []
         self.said: list[object] = []
@@ -92,7 +95,12 @@ class Shell:
                 assert ref not in self.opened
                 assert capacity % BLOCK == 0
                 self.opened.add(ref)
-            case events.Load(ref) | events.Begin(ref) | events.Commit(ref):
+                self.kv[ref] = set()
+            case events.Load(ref):
+                assert ref in self.opened
+                assert command.copies
+                self.loads.append(command)
+            case events.Begin(ref) | events.Commit(ref):
                 assert ref in self.opened
                 assert ref not in self.under_way
                 if isinstance(command, events.Begin):
@@ -107,8 +115,12 @@ class Shell:
             case events.Step(_, chunks):
                 assert self.step is None
                 assert {chunk.ref for chunk in chunks} <= self.opened
-                assert not {chunk.ref for chunk in chunks} & set(self.under_way)
+                for chunk in chunks:
+                    begun = self.under_way.get(chunk.ref)
+                    assert begun is None or isinstance(begun, events.Commit)
+                    self._check_past(chunk, len(chunks))
                 self.step = command
+                self.in_vain = False
             case events.Abort(number):
                 assert self.step is not None
                 assert self.step.step == number
@@ -121,20 +133,48 @@ class Shell:
             case _:
                 raise AssertionError(command)
 
+    def _check_past(self, chunk: events.ChunkSpec, chunks: int) -> None:
+        """What a chunk attends to is there, or a load that is under way brings it."""
+        loads = [load for load in self.loads if load.ref == chunk.ref]
+        coming = {
+            token for load in loads for token in _tokens(load.first, len(load.copies))
+        }
+        assert chunks == 1 or not loads, "others would wait for a load"
+        assert set(range(chunk.start)) <= self.kv[chunk.ref] | coming
+
     def uses(self, ref: RequestRef) -> bool:
         stepping = self.step is not None and ref in {
             chunk.ref for chunk in self.step.chunks
         }
-        return stepping or ref in self.under_way
+        loading = any(load.ref == ref for load in self.loads)
+        return stepping or loading or ref in self.under_way
+
+    def check(self, *, short: int = 0) -> None:
+        """Say of the oldest load that its copies are there, ``short`` less than wanted."""
+        load = self.loads[0]
+        there = max(0, len(load.copies) - short)
+        self.tell(events.Checked(load.ref, load.first, there))
+
+    def end_load(self, *, short: int = 0) -> None:
+        """End the oldest load, with ``short`` blocks less than wanted."""
+        load = self.loads.pop(0)
+        blocks = max(0, len(load.copies) - short)
+        self.kv[load.ref].update(_tokens(load.first, blocks))
+        stepping = self.step.chunks if self.step is not None else ()
+        if blocks < len(load.copies) and load.ref in {one.ref for one in stepping}:
+            self.in_vain = True
+        self.tell(events.Loaded(load.ref, blocks, blocks * 100, 2.0, load.first))
 
     def finish(self, ref: RequestRef, *, short: int = 0, there: int = 0) -> None:
         """End the operation of ``ref``: ``short`` blocks less than was wanted.
 
         The first ``there`` that slots were asked for are in the pool already.
         """
+        if ref not in self.under_way:
+            assert self.loads[0].ref == ref
+            self.end_load(short=short)
+            return
         match self.under_way.pop(ref):
-            case events.Load(_, copies):
-                self.tell(events.Loaded(ref, max(0, len(copies) - short), 1000, 2.0))
             case events.Begin(_, blocks):
                 slots = [PutSlot(slot(i)) for i in range(len(blocks))]
                 for i, block in enumerate(blocks[:there]):
@@ -150,10 +190,17 @@ class Shell:
                 raise AssertionError
 
     def run_step(
-        self, outcome: events.StepOutcome = events.StepOutcome.DONE
+        self, outcome: events.StepOutcome = events.StepOutcome.DONE, ms: float = 10.0
     ) -> events.Step:
         step = self.step
         assert step is not None
+        refs = {chunk.ref for chunk in step.chunks}
+        while outcome is events.StepOutcome.DONE and any(
+            load.ref in refs for load in self.loads
+        ):
+            self.end_load()  # the step waits for it
+        if self.in_vain and outcome is events.StepOutcome.DONE:
+            outcome = events.StepOutcome.ABORTED
         for layer in range(LAYERS):
             for chunk in step.chunks:
                 if chunk.filled:
@@ -162,13 +209,19 @@ class Shell:
                     )
                     self.tell(events.PartsWritten(chunk.ref, parts))
         self.step = None
-        self.tell(events.StepEnded(step.step, outcome, 10.0))
+        if outcome is events.StepOutcome.DONE:
+            for chunk in step.chunks:
+                assert set(range(chunk.start)) <= self.kv[chunk.ref]
+                self.kv[chunk.ref].update(range(chunk.start, chunk.end))
+        self.tell(events.StepEnded(step.step, outcome, ms))
         return step
 
     def run(self) -> None:
         """Carry everything out until nothing is under way."""
         for _ in range(1000):
-            if self.under_way:
+            if self.loads:
+                self.end_load()
+            elif self.under_way:
                 self.finish(next(iter(self.under_way)))
             elif self.step is not None:
                 self.run_step()
@@ -182,3 +235,7 @@ class Shell:
 
 def ref(name: str, attempt: int = 1) -> RequestRef:
     return RequestRef(RequestId(name), attempt)
+
+
+def _tokens(first: int, blocks: int) -> range:
+    return range(first * BLOCK, (first + blocks) * BLOCK)

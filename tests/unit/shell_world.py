@@ -137,6 +137,13 @@ class Pool:
         self.begun += 1
         return Put(self, tuple(PutSlot(slot(i)) for i in range(len(blocks))))
 
+    async def read_headers(
+        self, located: Sequence[Located], *rest: object, **options: object
+    ) -> list[None]:
+        del rest, options
+        self.fail_if_told("read_headers")
+        return [None for _ in located]
+
     async def read_blocks(
         self, located: Sequence[Located], *rest: object, **options: object
     ) -> list[ReadOutcome]:

@@ -12,8 +12,8 @@ FOREIGN = Located(BlockKey(b"X" * 16), slot(77), 5)
 
 
 def loading(shell: Shell) -> events.Load:
-    load = shell.under_way[ref("a")]
-    assert isinstance(load, events.Load)
+    (load,) = shell.loads
+    assert load.ref == ref("a")
     return load
 
 

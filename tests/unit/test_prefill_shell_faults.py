@@ -27,7 +27,7 @@ async def test_without_faults_a_prompt_is_computed() -> None:
         await nothing_held(world, "a")
 
 
-@pytest.mark.parametrize("operation", ["read_blocks", "commit"])
+@pytest.mark.parametrize("operation", ["read_headers", "commit"])
 async def test_a_raising_load_or_commit_is_a_miss(operation: str) -> None:
     pool = Pool({operation})
     async with world_of(Role.PREFILL, pool, Model()) as world:
@@ -36,7 +36,7 @@ async def test_a_raising_load_or_commit_is_a_miss(operation: str) -> None:
         assert isinstance(done, PrefillDone)
         assert (done.reused_tokens, done.computed_tokens) == (0, 39)
         assert pool.failed == [operation]
-        name = {"read_blocks": "load", "commit": "commit"}[operation]
+        name = {"read_headers": "load", "commit": "commit"}[operation]
         assert world.failures(name) == 1
         await nothing_held(world, "a")
 

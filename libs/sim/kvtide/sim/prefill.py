@@ -1,6 +1,6 @@
 """A prefill worker in virtual time: its machine, and an engine that takes its time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvtide.bus import Hop, Node
 from kvtide.bus.messages import AnyMessage, PartSums, PrefillWork
@@ -11,7 +11,7 @@ from kvtide.prefill.limits import PrefillLimits
 from kvtide.prefill.messages import HOPS, event_of
 from kvtide.prefill.queue import PrefillMachine
 from kvtide.sim.engine import FACTS, LAYOUT, SimRun
-from kvtide.sim.kernel import Kernel, Life
+from kvtide.sim.kernel import Kernel, Life, Promise
 from kvtide.sim.pool import SimPool
 from kvtide.sim.spaces import space_of
 from kvtide.sim.worker import SimWorker
@@ -30,6 +30,8 @@ class _Held:
     space: KeySpace
     run: SimRun
     put: Put | None = None
+    loads: dict[int, Promise[bool]] = field(default_factory=dict[int, Promise[bool]])
+    written: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
 
 
 class SimPrefill(SimWorker[events.Event, events.Command]):
@@ -80,7 +82,8 @@ class SimPrefill(SimWorker[events.Event, events.Command]):
                 self._held[ref] = _Held(work, space_of(work.tenant, work.salt), run)
             case events.Step():
                 self._spawn(self._run_step, command, command)
-            case events.Load():
+            case events.Load(ref, _, first):
+                self._held[ref].loads[first] = Promise(self._kernel)
                 self._spawn(self._load, command, command)
             case events.Begin():
                 self._spawn(self._begin, command, command)
@@ -103,13 +106,16 @@ class SimPrefill(SimWorker[events.Event, events.Command]):
 
     async def _load(self, load: events.Load) -> events.Event:
         held, begin_s, blocks = self._held[load.ref], self._kernel.now_s, 0
+        self._tell(events.Checked(load.ref, load.first, len(load.copies)))
         for block, copy in enumerate(load.copies, load.first):
             if not await self._pool.read_block(copy, held.space.tags, held.run, block):
                 break
             blocks += 1
+        held.loads[load.first].set(blocks == len(load.copies))
+        del held.loads[load.first]
         ms = (self._kernel.now_s - begin_s) * 1000
         size = blocks * LAYOUT.slot_bytes
-        return events.Loaded(load.ref, blocks, size, ms)
+        return events.Loaded(load.ref, blocks, size, ms, load.first)
 
     async def _begin(self, begin: events.Begin) -> events.Event:
         held, ref = self._held[begin.ref], begin.ref
@@ -138,10 +144,17 @@ class SimPrefill(SimWorker[events.Event, events.Command]):
         self._aborted = False
         tokens = sum(chunk.end - chunk.start for chunk in step.chunks)
         seconds = tokens / TOKENS_PER_S
+        # the hash of a position goes through all layers: the whole load is waited for
+        loads = [
+            load for one in step.chunks for load in self._held[one.ref].loads.values()
+        ]
+        whole = [await load for load in loads]
+        outcome, reason = events.StepOutcome.DONE, ""
+        if not all(whole):
+            return events.StepEnded(step.step, events.StepOutcome.ABORTED, 0.0)
         for chunk in step.chunks:
             held = self._held[chunk.ref]
             held.run.compute(held.work.tokens[chunk.start : chunk.end], chunk.start)
-        outcome, reason = events.StepOutcome.DONE, ""
         for layer in range(FACTS.layers):
             await self._kernel.sleep(seconds / FACTS.layers, self._life)
             if self._aborted:
@@ -161,6 +174,9 @@ class SimPrefill(SimWorker[events.Event, events.Command]):
             if held.put is None:
                 continue
             for filled in chunk.filled:
+                if (filled.block, layer) in held.written:
+                    continue
+                held.written.add((filled.block, layer))
                 start = filled.block * LAYOUT.block_tokens
                 end = start + filled.tokens
                 k_xxh3, v_xxh3 = (

@@ -8,10 +8,12 @@ class Pace:
     weighs more than a short one and old ones fade.
     """
 
-    def __init__(self, initial_per_s: float, *, half_life_s: float = 10.0) -> None:
-        """``initial_per_s`` stands for a tenth of a second until something is seen."""
-        self._done = initial_per_s / 10
-        self._seconds = 0.1
+    def __init__(
+        self, initial_per_s: float, *, half_life_s: float = 10.0, seen: bool = True
+    ) -> None:
+        """``initial_per_s`` stands for a tenth of a second; not ``seen``: for none."""
+        self._done = initial_per_s / 10 if seen else 0.0
+        self._seconds = 0.1 if seen else 0.0
         self._half_life_s = half_life_s
 
     def add(self, units: float, seconds: float) -> None:
@@ -24,9 +26,9 @@ class Pace:
 
     @property
     def per_s(self) -> float:
-        """The rate now."""
-        return self._done / self._seconds
+        """The rate now; 0 if nothing was seen."""
+        return self._done / self._seconds if self._seconds > 0 else 0.0
 
     def seconds(self, units: float) -> float:
-        """How long ``units`` will take."""
-        return units / self.per_s if units > 0 else 0.0
+        """How long ``units`` will take; no time if nobody knows."""
+        return units / self.per_s if units > 0 and self.per_s > 0 else 0.0

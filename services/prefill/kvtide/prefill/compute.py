@@ -5,7 +5,7 @@ Runs on the engine thread.
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvtide.bus.messages import PartSums
 from kvtide.engine.memory import KEY, VALUE, KvRun
@@ -13,6 +13,7 @@ from kvtide.engine.runner import Chunk, Runner
 from kvtide.kv import Layout, PartKind, RequestRef
 from kvtide.pool import Put
 from kvtide.prefill.events import ChunkSpec
+from kvtide.prefill.gate import LoadGate
 
 Announce = Callable[[RequestRef, tuple[PartSums, ...]], None]
 """Called on the engine thread when parts are in their slots."""
@@ -20,12 +21,18 @@ Announce = Callable[[RequestRef, tuple[PartSums, ...]], None]
 
 @dataclass(frozen=True, slots=True)
 class ChunkWork:
-    """A chunk with what it works on."""
+    """A chunk with what it works on.
+
+    ``gates`` are of the loads that it depends on. ``written`` are (block, layer) pairs
+    that are in their slots; a chunk that is computed again writes only the others.
+    """
 
     spec: ChunkSpec
     tokens: Sequence[int]
     run: KvRun
     put: Put | None
+    gates: Sequence[LoadGate] = ()
+    written: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
 
 
 class StepCompute:
@@ -54,6 +61,7 @@ class StepCompute:
 
         Raises:
             StepCancelled: it was aborted.
+            LoadFellShort: a prefix that it needs did not come.
             PutClosed: the slots are no longer this worker's.
             EngineError: the engine refused.
         """
@@ -67,6 +75,8 @@ class StepCompute:
 
     def _layer_made(self, layer: int) -> None:
         for chunk in self._chunks:
+            for gate in chunk.gates:
+                gate.wait(layer, self._aborted.is_set)
             parts = self._write(chunk, layer)
             if parts:
                 self._announce(chunk.spec.ref, parts)
@@ -78,6 +88,8 @@ class StepCompute:
             return ()
         written: list[PartSums] = []
         for filled in chunk.spec.filled:
+            if (filled.block, layer) in chunk.written:
+                continue
             start = filled.block * layout.block_tokens
             end = start + filled.tokens
             k_part = chunk.run.part(layer, KEY, start, end)
@@ -94,4 +106,5 @@ class StepCompute:
                     ),
                 )
             )
+            chunk.written.add((filled.block, layer))
         return tuple(written)

@@ -10,8 +10,8 @@ def failed_end(command: Command, reason: str) -> Event | None:
     match command:
         case events.Open(_, ref):
             ended = events.OpenFailed(ref, reason)
-        case events.Load(ref):
-            ended = events.Loaded(ref, 0, 0, 0.0)
+        case events.Load(ref, _, first):
+            ended = events.Loaded(ref, 0, 0, 0.0, first)
         case events.Begin(ref):
             ended = events.SlotsGranted(ref, ())
         case events.Step(number):

@@ -28,6 +28,7 @@ from kvtide.worker.events import (
     Tick,
     ToGateway,
 )
+from kvtide.worker.steps import StepShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +65,26 @@ class TakenArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class Checked:
+    """While a ``Load`` runs: the first ``blocks`` copies are what they should be.
+
+    Their layers follow one after another, so a step over them may begin.
+    """
+
+    ref: RequestRef
+    first: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
-    """Ends a ``Load``: the first ``blocks`` of the copies are in the run."""
+    """Ends the ``Load`` from block ``first``: ``blocks`` of its copies are in the run."""
 
     ref: RequestRef
     blocks: int
     bytes: int
     ms: float
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +105,16 @@ class PartsWritten:
 
 @dataclass(frozen=True, slots=True)
 class StepEnded:
-    """Ends a ``Step``: nobody writes for its chunks any more."""
+    """Ends a ``Step``: nobody writes for its chunks any more.
+
+    ``whole`` is what the engine computed in these ``ms``, where others shared the step.
+    """
 
     step: int
     outcome: StepOutcome
     ms: float
     reason: str = ""
+    whole: StepShape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +127,7 @@ class Committed:
 Heard = (
     WorkArrived | CancelArrived | OwnedArrived | PullArrived | TakenArrived | MemberGone
 )
-Progressed = OpenFailed | Loaded | SlotsGranted | PartsWritten | StepEnded | Committed
+Progressed = Checked | Loaded | SlotsGranted | PartsWritten | StepEnded | Committed
 Turned = ModelLoaded | StoreAttached | EngineShared | Drain | GiveUp | Fenced | Tick
 Event = Heard | Progressed | OpenFailed | Turned
 
@@ -133,7 +151,11 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Read these copies into the run, from block ``first`` on → ``Loaded``."""
+    """Read these copies into the run, from block ``first`` on → ``Checked``, ``Loaded``.
+
+    Layer by layer: a step that needs a layer waits for it, and is aborted if a copy
+    turns out to be bad.
+    """
 
     ref: RequestRef
     copies: tuple[Located, ...]
@@ -188,7 +210,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Write the headers and commit the slots → ``Committed``."""
+    """Write the headers of blocks that are complete, commit them → ``Committed``."""
 
     ref: RequestRef
 

@@ -18,16 +18,18 @@ from kvtide.bus.messages import (
 )
 from kvtide.kv import BlockKey, Located, NodeRef, RequestRef
 from kvtide.prefill.events import ChunkSpec, Filled
+from kvtide.worker.steps import StepShape
 
 
 class Phase(StrEnum):
     """Where a job stands.
 
-    Those in ``_BUSY`` have an operation of the shell under way.
+    Those in ``_BUSY`` have an operation of the shell under way; loads and a commit may
+    be under way in others, too.
     """
 
     QUEUED = "queued"
-    LOADING = "loading"
+    CHECKING = "checking"
     GRANTING = "granting"
     READY = "ready"
     COMPUTING = "computing"
@@ -35,8 +37,8 @@ class Phase(StrEnum):
     SETTLED = "settled"
 
 
-_BUSY = frozenset({Phase.LOADING, Phase.GRANTING, Phase.COMPUTING, Phase.COMMITTING})
-_WAITING = frozenset({Phase.QUEUED, Phase.LOADING, Phase.GRANTING, Phase.READY})
+_BUSY = frozenset({Phase.CHECKING, Phase.GRANTING, Phase.COMPUTING})
+_WAITING = frozenset({Phase.QUEUED, Phase.CHECKING, Phase.GRANTING, Phase.READY})
 
 
 @dataclass(slots=True)
@@ -44,7 +46,10 @@ class Job:
     """A prompt that is waiting, being computed, or computed and not yet taken.
 
     ``end`` is the number of tokens whose KV this worker will make or load, at first all
-    but the last; ``at`` are those that it has. ``dying`` means that what the job holds
+    but the last; ``at`` are those that it has, or that a load promises. ``loads`` are
+    under way, by their first block, with the blocks that each promises; ``short`` is
+    where a promise was broken while a step ran, ``gated`` that a step has waited for it
+    in vain. ``passed_s`` is since when it waits for blocks of another. ``dying`` means that what the job holds
     is let go as soon as the shell's operation under way has ended; ``forgotten``, that
     the job itself then goes too.
     """
@@ -54,11 +59,20 @@ class Job:
     block_tokens: int
     arrived_s: float
     end: int
+    reuse: tuple[Located, ...] = ()
     at: int = 0
     reused_tokens: int = 0
     phase: Phase = Phase.QUEUED
     opened: bool = False
     leased: bool = False
+    loads: dict[int, int] = field(default_factory=dict[int, int])
+    short: int | None = None
+    gated: bool = False
+    committing: bool = False
+    commit_at: int = 0
+    committed: int = 0
+    passed_s: float | None = None
+    asked_from: int = 0
     dying: bool = False
     forgotten: bool = False
     taken: bool = False
@@ -79,7 +93,9 @@ class Job:
     def of(cls, work: PrefillWork, block_tokens: int, now_s: float) -> "Job":
         """A new job at the queue's end."""
         ref = RequestRef(work.request, work.attempt)
-        return cls(ref, work, block_tokens, now_s, len(work.tokens) - 1)
+        job = cls(ref, work, block_tokens, now_s, len(work.tokens) - 1)
+        job.reuse = job.right_copies()
+        return job
 
     @property
     def deadline_s(self) -> float:
@@ -99,7 +115,7 @@ class Job:
     @property
     def busy(self) -> bool:
         """Whether an operation of the shell on it is under way."""
-        return self.phase in _BUSY
+        return self.phase in _BUSY or bool(self.loads) or self.committing
 
     @property
     def waits(self) -> bool:
@@ -112,6 +128,24 @@ class Job:
         return 0 if self.phase is Phase.SETTLED else self.end - self.at
 
     @property
+    def shape_left(self) -> StepShape:
+        """What is still to be computed, as if in one step; if it is queued, at best."""
+        start = self.at
+        if self.phase is Phase.QUEUED:
+            start = min(len(self.reuse) * self.block_tokens, self.end)
+        return StepShape.of(
+            [(start, self.end)] if self.left and start < self.end else []
+        )
+
+    @property
+    def due_s(self) -> float:
+        """When its first token is wanted."""
+        target_ms = self.work.ttft_ms
+        late_ms = self.work.deadline_ms
+        wanted_ms = late_ms if target_ms is None else min(target_ms, late_ms)
+        return self.arrived_s + wanted_ms / 1000
+
+    @property
     def next_key(self) -> BlockKey | None:
         """The first full block that it will want made, as far as it knows."""
         block = max(self.first_block, len(self.reuse))
@@ -122,11 +156,11 @@ class Job:
         """The full blocks that it is making, and will put into the pool."""
         if self.phase in (Phase.QUEUED, Phase.SETTLED) or self.dying:
             return ()
-        return self.work.keys[self.first_block : self.end // self.block_tokens]
+        first = max(self.first_block, self.committed)
+        return self.work.keys[first : self.end // self.block_tokens]
 
-    @property
-    def reuse(self) -> tuple[Located, ...]:
-        """The copies to load: from the first block on, each with its block's key.
+    def right_copies(self) -> tuple[Located, ...]:
+        """The copies that can be loaded: from the first block on, each with its key.
 
         A copy with another key is a miss, whatever its header says: the descriptor
         alone would vouch for itself.
@@ -145,10 +179,36 @@ class Job:
         """Tokens of its KV that lie in block number ``block``."""
         return min(self.block_tokens, self.end - block * self.block_tokens)
 
-    def loaded(self, blocks: int) -> None:
-        """``blocks`` more blocks of the prefix came from the pool."""
+    def promised(self, blocks: int) -> None:
+        """``blocks`` more blocks of the prefix come from the pool."""
         blocks += self.first_block
         self.reused_tokens = self.at = min(blocks * self.block_tokens, self.end)
+
+    def loaded(self, first: int, blocks: int) -> None:
+        """The load from block ``first`` on has ended, with ``blocks`` of what it should."""
+        promised = self.loads.pop(first, 0)
+        if blocks < promised:
+            reached = (first + blocks) * self.block_tokens
+            self.short = reached if self.short is None else min(self.short, reached)
+        if self.phase is not Phase.COMPUTING:
+            self.fall_back()
+
+    def copies_from(self, first: int, count: int) -> tuple[Located, ...]:
+        """The copies that a load of ``count`` blocks from ``first`` on has read."""
+        known = dict(enumerate(self.reuse))
+        known.update((copy.block, copy.located) for copy in self.copies)
+        return tuple(
+            known[block] for block in range(first, first + count) if block in known
+        )
+
+    def fall_back(self) -> None:
+        """What was promised and did not come is to be computed after all."""
+        if self.short is not None:
+            self.at = min(self.at, self.short)
+            self.reused_tokens = min(self.reused_tokens, self.short)
+            self.short = None
+        if not self.loads:
+            self.gated = False
 
     @property
     def first_block(self) -> int:
@@ -157,6 +217,7 @@ class Job:
 
     def wanted(self) -> tuple[PutBlock, ...]:
         """The blocks to be computed, as the store must be asked for them."""
+        self.asked_from = self.first_block
         return tuple(
             PutBlock(
                 self.work.keys[block]
@@ -174,9 +235,8 @@ class Job:
         be handed over is decode's to compute. So does the last slot: what comes after
         it nobody needs from here.
         """
-        first = self.first_block
         for put, answer in enumerate(slots):
-            block = first + put
+            block = self.asked_from + put
             if answer.slot is not None:
                 self.slots.append(HandoverSlot(block, self.fill(block), answer.slot))
                 self.puts[block] = put
@@ -186,7 +246,8 @@ class Job:
                 self.copies.append(HandoverCopy(block, answer.existing))
             else:
                 break
-        served = self.slots[-1].block + 1 if self.slots else first + len(self.ahead)
+        in_pool = self.first_block + len(self.ahead)
+        served = self.slots[-1].block + 1 if self.slots else in_pool
         self.end = min(self.end, max(served * self.block_tokens, self.at))
         return not slots or bool(self.slots or self.copies)
 

@@ -14,52 +14,44 @@ from kvtide.bus.messages import (
     WorkAccepted,
     WorkRefused,
 )
-from kvtide.bus.ownership import Ownership, Standing
-from kvtide.kv import NodeRef, RequestRef
+from kvtide.bus.ownership import Standing
+from kvtide.kv import Located, NodeRef, RequestRef
 from kvtide.prefill import events
 from kvtide.prefill.events import Command, Event, Heard, Progressed, Turned
-from kvtide.prefill.intake import (
-    crowded,
-    load_of,
-    next_chunks,
-    next_to_prepare,
-    predicted_start_ms,
-    unfit,
-)
+from kvtide.prefill.holdings import Holdings
+from kvtide.prefill.intake import crowded, load_of, queue_ms, unfit
 from kvtide.prefill.job import Job, Phase
 from kvtide.prefill.limits import PrefillLimits
+from kvtide.prefill.line import Line
+from kvtide.prefill.loads import LoadRates, Rest, worth_loading
 from kvtide.worker.custody import TOO_LATE, Readiness, refused, released
 from kvtide.worker.events import OwnerSaid
 from kvtide.worker.pace import Pace
+from kvtide.worker.steps import Busy, StepCost, StepShape
 
 
 class PrefillMachine:
-    """First come, first served. Each job ends once: done, failed, or let go unsaid.
-
-    What a job holds (a run, a lease) is freed with ``Free`` and ``Release`` exactly
-    once, and never while an operation of the shell on it is under way.
-    """
+    """A line in an order that is set. Each job ends once: done, failed, or let go unsaid."""
 
     def __init__(self, me: NodeRef, limits: PrefillLimits) -> None:
         """``me`` is this worker's life; a fence replaces it."""
-        self._me = me
         self._limits = limits
         self._readiness = Readiness()
         self._shared = False
-        self._jobs: dict[RequestRef, Job] = {}
-        self._owners = Ownership()
-        self._step: events.Step | None = None
+        self._held = Holdings(me)
         self._steps = 0
-        self._aborted = False
         self._compute = Pace(limits.initial_tokens_per_s)
-        self._load = Pace(1e9)
+        self._cost = StepCost(0.0, 1000 / limits.initial_tokens_per_s)
+        self._line = Line(limits, self._cost)
+        self._rates = LoadRates(limits.rate_kept_s)
+        self._busy = Busy()
         self._now_s = 0.0
         self._out: list[Command] = []
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
         """Take one event; the commands are to be carried out in order."""
-        self._now_s = now_s
-        self._out = []
+        self._now_s = self._held.now_s = now_s
+        self._out = self._held.out = []
         match event:
             case (
                 events.WorkArrived()
@@ -71,7 +63,8 @@ class PrefillMachine:
             ):
                 self._heard(event)
             case (
-                events.Loaded()
+                events.Checked()
+                | events.Loaded()
                 | events.SlotsGranted()
                 | events.PartsWritten()
                 | events.StepEnded()
@@ -88,19 +81,17 @@ class PrefillMachine:
     @property
     def idle(self) -> bool:
         """Nothing is waiting or being computed, and nothing is held."""
-        return not any(
-            job.opened or job.leased or job.phase is not Phase.SETTLED
-            for job in self._jobs.values()
-        )
+        return self._held.idle
 
     @property
     def jobs(self) -> int:
         """Jobs that are known, ended ones that decode has not taken included."""
-        return len(self._jobs)
+        return len(self._held)
 
     def load(self) -> PrefillLoad:
         """What the conductor is told."""
-        return load_of(self._jobs.values(), self._compute, self._load)
+        jobs = self._held.all()
+        return load_of(jobs, self._compute, self._rates, self._cost, self._busy)
 
     # what others say
 
@@ -118,8 +109,8 @@ class PrefillMachine:
                 assert_never(event)
 
     def _owner_said(self, event: OwnerSaid) -> None:
-        for ref in released(self._owners, event, self._now_s):
-            self._cancel(ref)
+        for ref in released(self._held.owners, event, self._now_s):
+            self._held.cancel(ref)
         if isinstance(event, events.CancelArrived):
             self._out.append(events.Reply(Ack()))
         elif isinstance(event, events.MemberGone):
@@ -127,36 +118,33 @@ class PrefillMachine:
 
     def _work(self, work: PrefillWork) -> WorkAccepted | WorkRefused:
         ref = RequestRef(work.request, work.attempt)
-        standing = self._owners.judge(ref, work.gateway, self._now_s)
+        standing = self._held.owners.judge(ref, work.gateway, self._now_s)
         if standing is Standing.HELD:
             return self._accepted(ref)
-        refusal = (
-            TOO_LATE.get(standing)
-            or unfit(work, self._readiness, self._me)
-            or crowded(work, tuple(self._jobs.values()), self._limits, self._compute)
-        )
         model = self._readiness.model
+        refusal = TOO_LATE.get(standing) or unfit(work, self._readiness, self._held.me)
         if refusal is not None or model is None:
             return refused(ref, refusal or TOO_LATE[Standing.STALE])
-        self._cancel(self._owners.held(ref.request))
-        self._owners.hold(ref, work.gateway)
-        self._jobs[ref] = Job.of(work, model.block_tokens, self._now_s)
+        job = Job.of(work, model.block_tokens, self._now_s)
+        refusal = crowded(job, self._held.all(), self._limits, self._cost)
+        if refusal is not None:
+            return refused(ref, refusal)
+        self._held.take(job, work.gateway)
         return self._accepted(ref)
 
     def _accepted(self, ref: RequestRef) -> WorkAccepted:
-        start_ms = predicted_start_ms(ref, self._jobs.values(), self._compute)
+        """It begins after all that come before it."""
+        before: list[Job] = []
+        for job in self._line.ordered(self._held.all()):
+            if job.ref == ref:
+                break
+            before.append(job)
+        start_ms = queue_ms(before, self._cost)
         return WorkAccepted(request=ref.request, attempt=ref.attempt, start_ms=start_ms)
 
-    def _cancel(self, ref: RequestRef | None) -> None:
-        """Let a job go without a word."""
-        if ref is None or ref not in self._jobs:
-            return
-        self._owners.drop(ref, self._now_s, cancelled=True)
-        self._forget(self._jobs[ref])
-
     def _pull(self, ref: RequestRef) -> None:
-        job = self._jobs.get(ref)
-        if job is None or job.forgotten:
+        job = self._held.known(ref)
+        if job is None:
             reason = "no such request and attempt here"
             self._out.append(events.Reply(Failure(code="unknown", reason=reason)))
             return
@@ -164,29 +152,29 @@ class PrefillMachine:
 
     def _taken(self, ref: RequestRef) -> None:
         self._out.append(events.Reply(Ack()))
-        job = self._jobs.get(ref)
-        if job is None or job.forgotten:
+        job = self._held.known(ref)
+        if job is None:
             return
         if job.phase is Phase.COMMITTING or self._in_last_chunk(job):
             job.taken = True  # the blocks still go to the pool
             return
-        self._owners.drop(ref, self._now_s)
-        self._forget(job)
+        self._held.drop(job)
 
     def _in_last_chunk(self, job: Job) -> bool:
         """Whether its last KV is written and only the rest of the step is left.
 
         Decode may have pulled the last layer's parts before the step has ended.
         """
-        return self._step is not None and any(
-            chunk.ref == job.ref and chunk.end == job.end for chunk in self._step.chunks
+        return self._held.step is not None and any(
+            chunk.ref == job.ref and chunk.end == job.end
+            for chunk in self._held.step.chunks
         )
 
     def _decode_gone(self, node: NodeRef) -> None:
-        for job in list(self._jobs.values()):
+        for job in self._held.all():
             decode = job.work.decode
             if decode.node == node.node and decode.epoch <= node.epoch:
-                self._cancel(job.ref)
+                self._held.cancel(job.ref)
 
     # what the shell reports
 
@@ -194,46 +182,55 @@ class PrefillMachine:
         if isinstance(event, events.StepEnded):
             self._step_ended(event)
             return
-        job = self._jobs.get(event.ref)
+        job = self._held.get(event.ref)
         if job is None:
             return
         match event:
             case events.PartsWritten(_, parts):
                 self._written(job, parts)
-            case events.Loaded() if job.phase is Phase.LOADING:
+            case events.Checked(_, _, blocks) if job.phase is Phase.CHECKING:
+                if blocks:  # else its end follows
+                    self._checked(job, blocks)
+            case events.Loaded(first=first) if first in job.loads:
                 self._loaded(job, event)
             case events.SlotsGranted(_, slots) if job.phase is Phase.GRANTING:
-                if not self._died(job):
+                job.phase = Phase.READY
+                if not self._held.died(job):
                     self._granted(job, slots)
-            case events.Committed() if job.phase is Phase.COMMITTING:
-                if not self._died(job):
-                    self._done(job)
+            case events.Committed() if job.committing:
+                self._committed(job)
             case _:
                 pass  # the end of an operation that this job does not have
 
     def _open_failed(self, ref: RequestRef, reason: str) -> None:
-        job = self._jobs.get(ref)
+        job = self._held.get(ref)
         if job is not None and job.phase is not Phase.SETTLED and not job.dying:
-            self._fail(job, "no_memory", reason)
+            self._held.fail(job, "no_memory", reason)
 
-    def _died(self, job: Job) -> bool:
-        """An operation has ended: was it what a dying job waited for?"""
-        if not job.dying:
-            return False
-        job.phase = Phase.SETTLED
-        self._let_go(job)
-        return True
+    def _checked(self, job: Job, blocks: int) -> None:
+        """The copies are there; their bytes follow while slots are asked for."""
+        job.loads[0] = blocks
+        job.phase = Phase.READY
+        job.promised(blocks)
+        if not self._held.died(job):
+            self._ask_for_slots(job)
 
     def _loaded(self, job: Job, loaded: events.Loaded) -> None:
-        self._load.add(loaded.bytes, loaded.ms / 1000)
+        tokens = loaded.blocks * job.block_tokens
+        copies = job.copies_from(loaded.first, loaded.blocks)
+        self._rates.add(copies, tokens, loaded.bytes, loaded.ms, self._now_s)
         job.load_ms += loaded.ms
-        job.loaded(loaded.blocks)
-        if self._died(job):
+        checking = job.phase is Phase.CHECKING
+        if checking:
+            job.phase = Phase.READY
+            job.promised(loaded.blocks)
+        job.loaded(loaded.first, loaded.blocks)
+        if self._held.died(job):
             return
-        if job.leased:  # these were found there when it asked for slots
-            self._plan(job)
-        else:
+        if checking:
             self._ask_for_slots(job)
+        elif job.phase is Phase.READY:
+            self._advance(job)
 
     def _ask_for_slots(self, job: Job) -> None:
         wanted = job.wanted()
@@ -245,29 +242,76 @@ class PrefillMachine:
         self._out.append(events.Begin(job.ref, wanted))
 
     def _granted(self, job: Job, slots: tuple[PutSlot, ...]) -> None:
+        """Load what was found there, if that pays, and tell decode what it will get."""
         if job.leased and not (slots and job.granted(slots)):
-            job.phase = Phase.READY
-            self._fail(job, "no_slots", "the store has no room for the prompt's blocks")
-        elif job.ahead and job.puts:
-            job.phase = Phase.LOADING
-            self._out.append(events.Load(job.ref, job.ahead, job.first_block))
+            self._held.fail(
+                job, "no_slots", "the store has no room for the prompt's blocks"
+            )
+            return
+        ahead = job.ahead
+        if ahead and job.puts:
+            first, count = job.first_block, self._worth(job, ahead)
+            if count:
+                self._load(job, ahead[:count], first)
+                job.loads[first] = count
+                job.promised(count)
         else:
-            job.loaded(len(job.ahead))  # decode alone reads them
-            self._plan(job)
-
-    def _plan(self, job: Job) -> None:
-        self._out.append(events.ToDecode(job.work.decode, job.make_plan(self._me)))
+            job.promised(len(ahead))  # decode alone reads them
+        self._out.append(events.ToDecode(job.work.decode, job.make_plan(self._held.me)))
         self._advance(job)
+
+    def _load(self, job: Job, copies: tuple[Located, ...], first: int) -> None:
+        job.loads[first] = 0
+        self._out.append(events.Load(job.ref, copies, first))
+
+    def _worth(self, job: Job, copies: tuple[Located, ...]) -> int:
+        """How many of these copies are loaded faster than they are computed."""
+        size = job.block_tokens
+        alone = not self._shared and all(
+            other is job or not other.waits for other in self._held.all()
+        )
+        return worth_loading(
+            copies,
+            Rest(job.first_block * size, job.end, size),
+            self._rates,
+            self._cost,
+            now_s=self._now_s,
+            overlap=alone,
+        )
 
     def _advance(self, job: Job) -> None:
         """The job has KV up to ``job.at``: what does it wait for now?"""
-        if job.at < job.end:
-            job.phase = Phase.READY
+        job.phase = Phase.READY
+        if job.at < job.end or job.loads:
+            self._commit_some(job)
         elif job.puts:
             job.phase = Phase.COMMITTING
-            self._out.append(events.Commit(job.ref))
+            if not job.committing:
+                self._commit(job)
         else:
-            self._done(job)
+            self._held.done(job)
+
+    def _commit_some(self, job: Job) -> None:
+        """What is complete goes to the pool while the rest is computed."""
+        complete = job.at // job.block_tokens
+        news = any(job.committed <= block < complete for block in job.puts)
+        if news and not job.committing and not job.loads:
+            self._commit(job)
+
+    def _commit(self, job: Job) -> None:
+        job.committing = True
+        job.commit_at = job.at
+        self._out.append(events.Commit(job.ref))
+
+    def _committed(self, job: Job) -> None:
+        job.committing = False
+        job.committed = max(job.committed, job.commit_at // job.block_tokens)
+        if self._held.died(job) or job.phase is not Phase.COMMITTING:
+            return
+        if job.commit_at < job.at:
+            self._commit(job)
+        else:
+            self._held.done(job)
 
     def _written(self, job: Job, parts: tuple[PartSums, ...]) -> None:
         if job.dying or job.phase is not Phase.COMPUTING:
@@ -276,7 +320,7 @@ class PrefillMachine:
         ready = PartsReady(
             request=job.ref.request,
             attempt=job.ref.attempt,
-            prefill=self._me,
+            prefill=self._held.me,
             seq=job.messages,
             parts=parts,
         )
@@ -284,24 +328,34 @@ class PrefillMachine:
         self._out.append(events.ToDecode(job.work.decode, ready))
 
     def _step_ended(self, event: events.StepEnded) -> None:
-        step = self._step
+        step = self._held.step
         if step is None or step.step != event.step:
             return
-        self._step = None
-        if event.outcome is events.StepOutcome.DONE:
-            tokens = sum(chunk.end - chunk.start for chunk in step.chunks)
-            self._compute.add(tokens, event.ms / 1000)
+        self._held.step = None
+        self._measured(step, event)
         for chunk in step.chunks:
-            job = self._jobs[chunk.ref]
+            job = self._held.jobs[chunk.ref]
             job.compute_ms += event.ms
-            if self._died(job):
-                continue
             job.phase = Phase.READY
             if event.outcome is events.StepOutcome.DONE:
                 job.at = chunk.end
+            job.gated = event.outcome is events.StepOutcome.ABORTED
+            job.fall_back()
+            if self._held.died(job):
+                continue
+            if event.outcome is events.StepOutcome.FAILED:
+                self._held.fail(job, "engine", event.reason)
+            else:
                 self._advance(job)
-            elif event.outcome is events.StepOutcome.FAILED:
-                self._fail(job, "engine", event.reason)
+
+    def _measured(self, step: events.Step, event: events.StepEnded) -> None:
+        done = event.outcome is events.StepOutcome.DONE
+        if not done or self._held.beside_load:  # else it counts what it waited
+            return
+        shape = StepShape.of([(chunk.start, chunk.end) for chunk in step.chunks])
+        self._compute.add(shape.new, event.ms / 1000)
+        self._busy.add(event.ms, self._now_s)
+        self._cost.add(event.whole or shape, event.ms)
 
     # what turns the worker as a whole
 
@@ -312,125 +366,58 @@ class PrefillMachine:
             case events.StoreAttached(attached):
                 self._readiness = replace(self._readiness, attached=attached)
                 if not attached:
-                    self._fail_all("no_store", "the store on this host has gone")
+                    self._held.fail_all("no_store", "the store on this host has gone")
             case events.EngineShared(shared):
                 self._shared = shared
             case events.Drain():
                 self._readiness = replace(self._readiness, draining=True)
             case events.GiveUp():
-                self._fail_all("draining", "the worker ends")
+                self._held.fail_all("draining", "the worker ends")
             case events.Fenced(me):
-                self._fenced(me)
+                self._held.fenced(me)
             case events.Tick():
                 self._tick()
             case _:
                 assert_never(event)
 
-    def _fail_all(self, code: str, reason: str) -> None:
-        for job in list(self._jobs.values()):
-            if job.phase is not Phase.SETTLED and not job.dying:
-                self._fail(job, code, reason)
-
-    def _fenced(self, me: NodeRef) -> None:
-        self._me = me
-        self._owners.fenced(self._now_s)
-        for job in list(self._jobs.values()):
-            job.leased = False  # the lease was the old life's: its store has it back
-            self._forget(job)
-
     def _tick(self) -> None:
-        for ref in self._owners.expire(self._now_s):
-            self._cancel(ref)
-        for job in list(self._jobs.values()):
+        self._busy.tick(self._now_s)
+        for ref in self._held.owners.expire(self._now_s):
+            self._held.cancel(ref)
+        for job in self._held.all():
             if job.phase is Phase.SETTLED:
                 failed = job.failed is not None
                 kept_s = (
                     self._limits.failed_kept_s if failed else self._limits.done_kept_s
                 )
                 if self._now_s - job.settled_s > kept_s and not job.forgotten:
-                    self._owners.drop(job.ref, self._now_s)
-                    self._forget(job)
+                    self._held.drop(job)
             elif self._now_s > job.deadline_s and not job.dying:
-                self._fail(job, "deadline", "the prefill did not end in time")
-
-    # ends
-
-    def _done(self, job: Job) -> None:
-        done = job.finish(self._me)
-        self._settle(job)
-        self._out.append(events.ToDecode(job.work.decode, done))
-        self._out.append(events.ToGateway(job.work.gateway, done))
-        if job.opened:  # decode reads from the slots
-            job.opened = False
-            self._out.append(events.Free(job.ref))
-        if job.taken:
-            self._owners.drop(job.ref, self._now_s)
-            self._forget(job)
-
-    def _fail(self, job: Job, code: str, reason: str) -> None:
-        failed = job.fail(self._me, code, reason)
-        self._out.append(events.ToDecode(job.work.decode, failed))
-        self._out.append(events.ToGateway(job.work.gateway, failed))
-        self._let_go(job)
-
-    def _settle(self, job: Job) -> None:
-        job.phase = Phase.SETTLED
-        job.settled_s = self._now_s
-
-    def _forget(self, job: Job) -> None:
-        job.forgotten = True
-        self._let_go(job)
-
-    def _let_go(self, job: Job) -> None:
-        """Free what the job holds, or note that it is to be freed."""
-        if job.busy:
-            job.dying = True
-            self._abort_if_in_vain()
-            return
-        self._settle(job)
-        if job.leased:
-            job.leased = False
-            self._out.append(events.Release(job.ref))
-        if job.opened:
-            job.opened = False
-            self._out.append(events.Free(job.ref))
-        if job.forgotten:
-            del self._jobs[job.ref]
-
-    def _abort_if_in_vain(self) -> None:
-        step = self._step
-        if step is None or self._aborted:
-            return
-        if all(self._jobs[chunk.ref].dying for chunk in step.chunks):
-            self._aborted = True
-            self._out.append(events.Abort(step.step))
+                self._held.fail(job, "deadline", "the prefill did not end in time")
 
     # what is next
 
     def _schedule(self) -> None:
-        while (job := next_to_prepare(self._jobs.values(), self._limits)) is not None:
+        jobs = self._held.all()
+        while (job := self._line.to_prepare(jobs, self._now_s)) is not None:
             self._prepare(job)
-        if self._step is None:
+        if self._held.step is None:
             self._begin_step()
 
     def _prepare(self, job: Job) -> None:
         job.started_s = self._now_s
         job.opened = True
         self._out.append(events.Open(job.work, job.ref, job.capacity_tokens))
-        copies = job.reuse
-        if copies:
-            job.phase = Phase.LOADING
-            self._out.append(events.Load(job.ref, copies))
+        count = self._worth(job, job.reuse)
+        if count:
+            job.phase = Phase.CHECKING
+            self._load(job, job.reuse[:count], 0)
         else:
             self._ask_for_slots(job)
 
     def _begin_step(self) -> None:
-        chunks = next_chunks(self._jobs.values(), self._limits, shared=self._shared)
+        chunks = self._line.chunks(self._held.all(), shared=self._shared)
         if not chunks:
             return
         self._steps += 1
-        self._aborted = False
-        self._step = events.Step(self._steps, chunks)
-        for chunk in chunks:
-            self._jobs[chunk.ref].phase = Phase.COMPUTING
-        self._out.append(self._step)
+        self._held.begin_step(events.Step(self._steps, chunks))

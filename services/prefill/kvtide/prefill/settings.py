@@ -3,21 +3,35 @@
 from pydantic import Field
 
 from kvtide.engine.settings import WorkerSettings
-from kvtide.prefill.limits import PrefillLimits
+from kvtide.prefill.limits import PrefillLimits, QueueOrder
 
 
 class PrefillSettings(WorkerSettings):
     """``kvtide prefill``."""
 
+    queue_order: QueueOrder = Field(
+        default=QueueOrder.FIRST_COME,
+        description="first_come, or slack: the least time left to the target first",
+    )
     chunk_tokens: int = Field(
         default=2048,
-        ge=16,
+        ge=1,
         description="most prompt tokens in a step while nobody else wants the engine",
     )
     shared_chunk_tokens: int = Field(
         default=256,
-        ge=16,
+        ge=1,
         description="most prompt tokens in a step beside decode in the same process",
+    )
+    step_target_ms: float = Field(
+        default=6000.0,
+        gt=0,
+        description="longest step while nobody else wants the engine; chunks fit into it",
+    )
+    shared_step_target_ms: float = Field(
+        default=250.0,
+        gt=0,
+        description="longest step beside decode in the same process",
     )
     batch_tokens: int = Field(
         default=256,
@@ -37,10 +51,13 @@ class PrefillSettings(WorkerSettings):
     def limits(self) -> PrefillLimits:
         """The machine's bounds."""
         return PrefillLimits(
+            order=self.queue_order,
             queued=self.max_queued,
             queued_tokens=self.max_queued_tokens,
             jobs=4 * self.max_queued,
             step_tokens=self.chunk_tokens,
             shared_step_tokens=min(self.shared_chunk_tokens, self.chunk_tokens),
+            step_ms=self.step_target_ms,
+            shared_step_ms=self.shared_step_target_ms,
             batch_tokens=self.batch_tokens,
         )

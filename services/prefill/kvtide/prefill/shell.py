@@ -1,7 +1,7 @@
 """The prefill worker's thin shell: messages and results in, commands carried out."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -23,6 +23,9 @@ from kvtide.pool import PoolError, Put
 from kvtide.prefill import events
 from kvtide.prefill.compute import Announce, ChunkWork, StepCompute
 from kvtide.prefill.ends import failed_end
+from kvtide.prefill.errors import LoadFellShort
+from kvtide.prefill.gate import LoadGate
+from kvtide.prefill.layered_load import LayeredLoad
 from kvtide.prefill.messages import HOPS, event_of
 from kvtide.prefill.metrics import PrefillMetrics
 from kvtide.prefill.queue import PrefillMachine
@@ -40,6 +43,8 @@ class _Held(OpenRun):
 
     work: PrefillWork
     put: Put | None = None
+    gates: dict[int, LoadGate] = field(default_factory=dict[int, LoadGate])
+    written: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
 
 
 class PrefillService(WorkerService[events.Event, events.Command]):
@@ -117,8 +122,11 @@ class PrefillService(WorkerService[events.Event, events.Command]):
             case events.Open(work, ref, capacity):
                 run = self._loaded_model.new_run(capacity)
                 self._held[ref] = _Held(self._space(work), run, work)
-            case events.Load():
-                self._spawn(self._load, command, command)
+            case events.Load(ref, _, first):
+                held = self._opened(ref)
+                gate = LoadGate(self._settings.load_timeout_s)
+                held.gates[first] = gate
+                self._spawn(self._load, command, held, command, gate)
             case events.Begin():
                 self._spawn(self._begin, command, command)
             case events.Commit(ref):
@@ -171,26 +179,17 @@ class PrefillService(WorkerService[events.Event, events.Command]):
 
     # ---- operations
 
-    async def _load(self, load: events.Load) -> events.Event:
-        held, clock = self._opened(load.ref), self._node.clock
-        begin_s = clock.monotonic()
-        outcomes = await self._pool.read_blocks(
-            load.copies,
-            held.space.tags,
-            held.space.layout,
-            [held.sink(load.first + i) for i in range(len(load.copies))],
-            timeout_s=self._settings.load_timeout_s,
-            purpose="reuse",
-        )
-        blocks = 0
-        for outcome in outcomes:
-            if not outcome.ok:
-                log.info("reuse missed", request=load.ref.request, reason=outcome.miss)
-                break
-            blocks += 1
-        size = blocks * held.space.layout.slot_bytes
-        ms = (clock.monotonic() - begin_s) * 1000
-        return events.Loaded(load.ref, blocks, size, ms)
+    async def _load(
+        self, held: _Held, load: events.Load, gate: LoadGate
+    ) -> events.Event:
+        loading = LayeredLoad(self._pool, held, load, gate, self._node.clock)
+        try:
+            return await loading.run(
+                timeout_s=self._settings.load_timeout_s, checked=self._tell
+            )
+        finally:
+            gate.ended(whole=False)  # says nothing if all has come
+            held.gates.pop(load.first, None)
 
     async def _begin(self, begin: events.Begin) -> events.Event:
         held, ref = self._opened(begin.ref), begin.ref
@@ -233,7 +232,7 @@ class PrefillService(WorkerService[events.Event, events.Command]):
         outcome, reason, seconds = events.StepOutcome.DONE, "", 0.0
         try:
             seconds = await self._engine.run(LANE, call)
-        except StepCancelled:
+        except (StepCancelled, LoadFellShort):
             outcome = events.StepOutcome.ABORTED
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may hang
             outcome, reason = events.StepOutcome.FAILED, str(error)
@@ -245,7 +244,10 @@ class PrefillService(WorkerService[events.Event, events.Command]):
 
     def _chunk(self, spec: events.ChunkSpec) -> ChunkWork:
         held = self._opened(spec.ref)
-        return ChunkWork(spec, held.work.tokens, held.run, held.put)
+        gates = tuple(held.gates.values())
+        return ChunkWork(
+            spec, held.work.tokens, held.run, held.put, gates, held.written
+        )
 
     def _announcer(self) -> Announce:
         loop = asyncio.get_running_loop()

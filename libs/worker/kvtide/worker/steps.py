@@ -1,0 +1,171 @@
+"""What engine steps cost, fitted to those that were measured. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvtide.bus.messages import Bound, StepSample
+
+_RIDGE = 1e-4
+"""Of each diagonal, so that steps which are all alike can be fitted too."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What a step computes: ``new`` tokens, which attend to ``attended`` pairs in all."""
+
+    rows: int
+    new: int
+    attended: float
+
+    @classmethod
+    def of(cls, spans: Iterable[tuple[int, int]]) -> "StepShape":
+        """Of chunks (start, end): token ``t`` attends to all before it and itself."""
+        rows, new, attended = 0, 0, 0.0
+        for start, end in spans:
+            count = end - start
+            rows += 1
+            new += count
+            attended += count * (start + end + 1) / 2
+        return cls(rows, new, attended)
+
+    def with_span(self, start: int, end: int) -> "StepShape":
+        """One chunk more."""
+        more = StepShape.of([(start, end)])
+        return StepShape(
+            self.rows + 1, self.new + more.new, self.attended + more.attended
+        )
+
+
+class StepCost:
+    """ms = fixed + per_token · new + per_pair · attended, by decayed least squares.
+
+    The three are never negative. Until something is measured they are what
+    ``first_token_ms`` and ``fixed_ms`` say; those weigh as one step and fade.
+    """
+
+    def __init__(
+        self, fixed_ms: float, token_ms: float, *, half_life_steps: float = 32.0
+    ) -> None:
+        """Nothing is measured yet."""
+        self._fade = 0.5 ** (1 / half_life_steps)
+        self._fixed, self._token, self._pair = fixed_ms, token_ms, 0.0
+        self._gram = [[0.0] * 3 for _ in range(3)]
+        self._moment = [0.0] * 3
+        self.last: StepSample | None = None
+        self.steps = 0
+
+    def add(self, shape: StepShape, ms: float) -> None:
+        """A step of this shape took ``ms``; of no tokens or no time it is ignored."""
+        if ms <= 0 or shape.new <= 0:
+            return
+        self.last = StepSample(shape.rows, shape.new, shape.attended, ms)
+        self.steps += 1
+        x = _features(shape)
+        # relative errors count, so that long steps do not drown short ones
+        weight = 1 / ms**2
+        for i in range(3):
+            self._moment[i] = self._moment[i] * self._fade + weight * x[i] * ms
+            for j in range(3):
+                self._gram[i][j] = self._gram[i][j] * self._fade + weight * x[i] * x[j]
+        self._solve()
+
+    def ms(self, shape: StepShape) -> float:
+        """How long a step of this shape will take."""
+        return (
+            self._fixed + self._token * shape.new + self._pair * shape.attended
+            if shape.new
+            else 0.0
+        )
+
+    def tokens_within(self, ms: float, start: int, beside: StepShape) -> int:
+        """The most tokens from ``start`` on that a step may add to ``beside``."""
+        left = (
+            ms - self._fixed - self._token * beside.new - self._pair * beside.attended
+        )
+        per = self._token + self._pair * start
+        if left <= 0:
+            return 0
+        if self._pair <= 0:
+            return int(left / per) if per > 0 else 1 << 30
+        # per·n + pair·n²/2 = left
+        root = (per * per + 2 * self._pair * left) ** 0.5
+        return int((root - per) / self._pair)
+
+    @property
+    def bound(self) -> Bound | None:
+        """What bounds the last step: its tokens' work, or reading the weights for it."""
+        if self.last is None:
+            return None
+        return Bound.MEMORY if 2 * self._fixed >= self.last.ms else Bound.COMPUTE
+
+    def _solve(self) -> None:
+        """Least squares with the coefficients that come out negative left out."""
+        active = [0, 1, 2]
+        while active:
+            solved = _solved(self._gram, self._moment, active)
+            if solved is None:
+                return
+            worst = min(range(len(active)), key=solved.__getitem__)
+            if solved[worst] >= 0:
+                found = [0.0] * 3
+                for place, i in enumerate(active):
+                    found[i] = solved[place]
+                self._fixed, self._token, self._pair = found
+                return
+            del active[worst]
+
+
+class Busy:
+    """The share of recent time in which steps were computed."""
+
+    def __init__(self, memory_s: float = 5.0) -> None:
+        """Idle so far."""
+        self._memory_s = memory_s
+        self._share = 0.0
+        self._last_s: float | None = None
+
+    def add(self, ms: float, now_s: float) -> None:
+        """A step of ``ms`` has ended."""
+        took_s = ms / 1000
+        since_s = took_s if self._last_s is None else now_s - self._last_s
+        if since_s > 0:
+            kept = 0.5 ** (since_s / self._memory_s)
+            self._share = kept * self._share + (1 - kept) * min(1.0, took_s / since_s)
+        self._last_s = now_s
+
+    def tick(self, now_s: float) -> None:
+        """Time has passed; counts only while no step does."""
+        if self._last_s is not None and now_s - self._last_s > self._memory_s:
+            self.add(0.0, now_s)
+
+    @property
+    def share(self) -> float:
+        """0 to 1."""
+        return round(self._share, 2)
+
+
+def _features(shape: StepShape) -> tuple[float, float, float]:
+    return 1.0, float(shape.new), shape.attended
+
+
+def _solved(
+    gram: list[list[float]], moment: list[float], active: list[int]
+) -> list[float] | None:
+    """Gauss's elimination of a small positive system, slightly ridged."""
+    size = len(active)
+    rows = [
+        [gram[i][j] * (1 + _RIDGE if i == j else 1) for j in active] + [moment[i]]
+        for i in active
+    ]
+    for k in range(size):
+        pivot = rows[k][k]
+        if pivot <= 0:
+            return None
+        for r in range(k + 1, size):
+            factor = rows[r][k] / pivot
+            rows[r] = [a - factor * b for a, b in zip(rows[r], rows[k], strict=True)]
+    found = [0.0] * size
+    for k in reversed(range(size)):
+        rest = sum(rows[k][c] * found[c] for c in range(k + 1, size))
+        found[k] = (rows[k][size] - rest) / rows[k][k]
+    return found

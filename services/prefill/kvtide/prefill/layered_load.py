@@ -1,0 +1,94 @@
+"""A reused prefix, read layer by layer, so that a step can follow behind."""
+
+from collections.abc import Callable
+
+import structlog
+
+from kvtide.kv import Tier
+from kvtide.pool import PoolClient
+from kvtide.prefill import events
+from kvtide.prefill.gate import LoadGate
+from kvtide.runtime import Clock
+from kvtide.worker.service import OpenRun
+
+READ_BYTES = 8 << 20
+"""About so much is read at a time: of a short prefix several layers."""
+
+log = structlog.get_logger("kvtide.prefill")
+
+
+class LayeredLoad:
+    """One load, into memory of a run that lives until it has ended."""
+
+    def __init__(
+        self,
+        pool: PoolClient,
+        held: OpenRun,
+        load: events.Load,
+        gate: LoadGate,
+        clock: Clock,
+    ) -> None:
+        """Read with ``run``."""
+        self._pool = pool
+        self._held = held
+        self._load = load
+        self._gate = gate
+        self._clock = clock
+        self._sinks = [held.sink(load.first + i) for i in range(len(load.copies))]
+
+    async def run(
+        self, *, timeout_s: float, checked: Callable[[events.Event], object]
+    ) -> events.Loaded:
+        """Read; ``checked`` is told as soon as the headers are known to be right.
+
+        What ends it, says how many of the blocks are there in every layer.
+        """
+        load, layout = self._load, self._held.space.layout
+        begin_s = self._clock.monotonic()
+        headers = await self._pool.read_headers(
+            load.copies, self._held.space.tags, layout, timeout_s=timeout_s
+        )
+        blocks = next(
+            (i for i, header in enumerate(headers) if header is None), len(headers)
+        )
+        if blocks:
+            checked(events.Checked(load.ref, load.first, blocks))
+        promised = blocks
+        layers = layout.parts // 2
+        layer_bytes = max(1, blocks * 2 * layout.part_bytes)
+        at_once = max(1, min(layers, READ_BYTES // layer_bytes))
+        if any(copy.slot.tier is Tier.SSD for copy in load.copies):
+            at_once = layers  # each read would bring the block into memory again
+        layer = 0
+        while layer < layers and blocks:
+            left_s = timeout_s - (self._clock.monotonic() - begin_s)
+            end = min(layers, layer + at_once)
+            good = await self._read(blocks, range(2 * layer, 2 * end), left_s)
+            if good < blocks:
+                blocks = good
+                self._gate.ended(whole=False)
+            layer = end
+            self._gate.reached(layer)
+        self._gate.ended(whole=blocks == promised)
+        if blocks < len(load.copies):
+            log.info(
+                "reuse missed",
+                request=load.ref.request,
+                blocks=len(load.copies) - blocks,
+            )
+        ms = (self._clock.monotonic() - begin_s) * 1000
+        size = blocks * layout.slot_bytes
+        return events.Loaded(load.ref, blocks, size, ms, load.first)
+
+    async def _read(self, blocks: int, parts: range, timeout_s: float) -> int:
+        """Read these parts of the first blocks; how many of the blocks have them."""
+        outcomes = await self._pool.read_blocks(
+            self._load.copies[:blocks],
+            self._held.space.tags,
+            self._held.space.layout,
+            self._sinks[:blocks],
+            timeout_s=max(0.0, timeout_s),
+            purpose="reuse",
+            parts=parts,
+        )
+        return next((i for i, one in enumerate(outcomes) if not one.ok), blocks)

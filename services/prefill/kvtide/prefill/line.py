@@ -1,0 +1,105 @@
+"""Who comes next, and how much of it a step computes. Pure."""
+
+from collections.abc import Iterable
+
+from kvtide.kv import BlockKey
+from kvtide.prefill.events import ChunkSpec
+from kvtide.prefill.job import Job, Phase
+from kvtide.prefill.limits import PrefillLimits, QueueOrder
+from kvtide.worker.steps import StepCost, StepShape
+
+_NOTHING = StepShape.of([])
+_IN_PROGRESS = frozenset({Phase.COMPUTING, Phase.COMMITTING})
+
+
+class Line:
+    """The order of jobs, by policy and by what steps were measured to cost."""
+
+    def __init__(self, limits: PrefillLimits, cost: StepCost) -> None:
+        """``cost`` is measured by another."""
+        self._limits = limits
+        self._cost = cost
+
+    def ordered(self, jobs: Iterable[Job]) -> list[Job]:
+        """The jobs, first one first."""
+        known = list(jobs)
+        if self._limits.order is QueueOrder.SLACK:
+            known.sort(key=lambda job: job.due_s - self._cost.ms(job.shape_left) / 1000)
+        return known
+
+    def to_prepare(self, jobs: Iterable[Job], now_s: float) -> Job | None:
+        """The next job that loads and gets its slots, if there is room for one more.
+
+        One whose next block another job is making waits until that block is in the
+        pool, and then loads it; no longer than making it would take, unless the other
+        is being computed: it would have to wait for the engine anyway. If the other is
+        cancelled, the first that waits makes it.
+        """
+        known = self.ordered(jobs)
+        makers = {key: job for job in known for key in job.making}
+        prepared, most = 0, self._limits.prepare_ahead
+        if sum(_prepared(job) for job in known) >= 4 * most:
+            return None
+        for job in known:
+            if _prepared(job):
+                prepared += 1
+            elif job.phase is Phase.QUEUED and prepared < most:
+                maker = makers.get(job.next_key) if job.next_key else None
+                if maker is None or self._out_of_patience(job, maker, makers, now_s):
+                    return job
+        return None
+
+    def _out_of_patience(
+        self, job: Job, maker: Job, makers: dict[BlockKey, Job], now_s: float
+    ) -> bool:
+        if maker.phase in _IN_PROGRESS or job.passed_s is None:
+            job.passed_s = now_s
+            return False
+        shared = sum(makers.get(key) is maker for key in job.work.keys)
+        start = job.first_block * job.block_tokens
+        end = start + shared * job.block_tokens
+        own_ms = self._cost.ms(StepShape.of([(start, end)]))
+        return (now_s - job.passed_s) * 1000 > own_ms
+
+    def chunks(self, jobs: Iterable[Job], *, shared: bool) -> tuple[ChunkSpec, ...]:
+        """The chunks of the next step: the first ready job's, and short ones with it.
+
+        A job whose prefix is still being loaded is computed beside its load only if
+        nobody else could use the engine meanwhile.
+        """
+        ready = [job for job in self.ordered(jobs) if _can_step(job)]
+        whole = [job for job in ready if not job.loads]
+        if not whole:
+            beside_load = [job for job in ready if not job.gated]
+            if shared or not beside_load:
+                return ()
+            return (self._chunk(beside_load[0], shared=shared),)
+        chunks = [self._chunk(whole[0], shared=shared)]
+        room = self._limits.batch_tokens - (chunks[0].end - chunks[0].start)
+        for job in whole[1:]:
+            if job.left > room:
+                break
+            chunks.append(job.chunk(room))
+            room -= job.left
+        return tuple(chunks)
+
+    def _chunk(self, job: Job, *, shared: bool) -> ChunkSpec:
+        """As much as fits the target; of equal chunks, so that the last is no crumb."""
+        limits = self._limits
+        most = limits.shared_step_tokens if shared else limits.step_tokens
+        target_ms = limits.shared_step_ms if shared else limits.step_ms
+        fits = self._cost.tokens_within(target_ms, job.at, _NOTHING)
+        fits = min(most, max(fits, min(limits.least_step_tokens, most)))
+        count = -(-job.left // fits)
+        even = -(-job.left // count)
+        size = job.block_tokens
+        whole_blocks = (job.at + even + size - 1) // size * size - job.at
+        return job.chunk(whole_blocks if whole_blocks <= fits else even)
+
+
+def _prepared(job: Job) -> bool:
+    return job.waits and job.phase is not Phase.QUEUED
+
+
+def _can_step(job: Job) -> bool:
+    return job.phase is Phase.READY and job.at < job.end and not job.dying
