@@ -283,6 +283,8 @@ async def test_doctor_finds_what_is_there_and_fails_on_what_is_not(
     assert "max_payload 1.0 MiB" in findings["NATS"]["text"]
     assert "hush-hush" not in out
     assert "made at the first start" in findings["catalog"]["text"]
+    (matrix,) = [item["matrix"] for item in json.loads(out) if "matrix" in item]
+    assert {"preferred", "secondary"} == matrix["cpu:0"].keys()
 
     settings.state_dir.mkdir(exist_ok=True)
     await migrate(catalog_url("", settings.state_dir))

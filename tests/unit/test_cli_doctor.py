@@ -7,6 +7,7 @@ import pytest
 from kvtide.cli.commands.doctor import look
 from kvtide.cli.doctor import devices, machine, services
 from kvtide.cli.doctor.findings import Finding, Level
+from kvtide.transfer.topology import Near
 
 SHM = Path("/dev/shm")  # noqa: S108 - only its name
 
@@ -67,6 +68,46 @@ def test_rdma_devices_are_read_with_the_state_of_their_ports(tmp_path: Path) -> 
     state.write_text("4: ACTIVE\n")
     assert devices.rdma_devices(tmp_path) == ["mlx5_0 (ACTIVE)"]
     assert "mlx5_0" in devices.rdma(tmp_path).text
+
+
+def test_rdma_without_its_library_says_what_to_do(tmp_path: Path) -> None:
+    state = tmp_path / "mlx5_0" / "ports" / "1" / "state"
+    state.parent.mkdir(parents=True)
+    state.write_text("4: ACTIVE\n")
+    assert devices.rdma(tmp_path, library=True).level is Level.OK
+    found = devices.rdma(tmp_path, library=False)
+    assert found.level is Level.WARN
+    assert "pyverbs is missing" in found.text
+    assert "make rdma" in found.advice
+    state.write_text("1: DOWN\n")
+    assert "no active port" in devices.rdma(tmp_path, library=True).text
+    # without a device it is no matter, and said
+    none = devices.rdma(tmp_path / "none", library=False)
+    assert none.level is Level.OK
+    assert "pyverbs is missing" in none.text
+
+
+def test_the_topology_is_a_line_for_each_memory(tmp_path: Path) -> None:
+    for node in (0, 1):
+        for path, text in (
+            (f"devices/system/node/node{node}/cpulist", f"{9000 + node}"),
+            (f"class/infiniband/mlx5_{node}/device/numa_node", str(node)),
+            (f"bus/pci/devices/0000:{node}1:00.0/class", "0x030200"),
+            (f"bus/pci/devices/0000:{node}1:00.0/vendor", "0x10de"),
+            (f"bus/pci/devices/0000:{node}1:00.0/numa_node", str(node)),
+        ):
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(text)
+    found = devices.topology(tmp_path)
+    assert [finding.text for finding in found] == [
+        "this process is at cpu:0",
+        "cpu:0: mlx5_0; farther: mlx5_1",
+        "cpu:1: mlx5_1; farther: mlx5_0",
+        "cuda:0: mlx5_0; farther: mlx5_1",
+        "cuda:1: mlx5_1; farther: mlx5_0",
+    ]
+    assert found[0].matrix is not None
+    assert found[0].matrix["cuda:1"] == Near(("mlx5_1",), ("mlx5_0",))
 
 
 def test_gpus_are_read_from_the_driver(

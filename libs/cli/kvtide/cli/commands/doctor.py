@@ -21,7 +21,7 @@ def examine(settings: RoleSettings, *, as_json: bool, console: Console) -> int:
     """Run all checks and print them; 1 if one failed."""
     findings = look(checks(settings))
     if as_json:
-        console.print_json(json.dumps([asdict(finding) for finding in findings]))
+        console.print_json(json.dumps([_plain(finding) for finding in findings]))
     else:
         console.print(_table(findings))
     return int(any(finding.level is Level.FAIL for finding in findings))
@@ -42,6 +42,7 @@ def checks(settings: RoleSettings) -> dict[str, Check]:
             wanted=bool(devices.rdma_devices())
         ),
         "RDMA": devices.rdma,
+        "topology": devices.topology,
         "GPU": devices.gpu,
     }
 
@@ -57,6 +58,13 @@ def look(todo: dict[str, Check]) -> list[Finding]:
             found = Finding(subject, Level.WARN, text, "report this")
         findings += found if isinstance(found, list) else [found]
     return findings
+
+
+def _plain(finding: Finding) -> dict[str, object]:
+    shown = asdict(finding)
+    if finding.matrix is None:
+        del shown["matrix"]
+    return shown
 
 
 def _table(findings: Sequence[Finding]) -> Table:

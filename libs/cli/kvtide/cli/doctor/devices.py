@@ -6,6 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 from kvtide.cli.doctor.findings import Finding, Level
+from kvtide.transfer.topology import discover, home
 
 _INFINIBAND = Path("/sys/class/infiniband")
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
@@ -25,22 +26,31 @@ def rdma_devices(folder: Path = _INFINIBAND) -> list[str]:
     return found
 
 
-def rdma(folder: Path = _INFINIBAND) -> Finding:
-    """RDMA devices and the library to use them."""
+def rdma(folder: Path = _INFINIBAND, library: bool | None = None) -> Finding:
+    """RDMA devices, and the library to use them (None: look for it)."""
     devices = rdma_devices(folder)
-    has_library = importlib.util.find_spec("pyverbs") is not None
+    if library is None:
+        library = importlib.util.find_spec("pyverbs") is not None
     if not devices:
-        return Finding("RDMA", Level.OK, "no device: TCP is used between hosts")
+        there = "pyverbs is there" if library else "pyverbs is missing"
+        text = f"no device: TCP is used between hosts ({there}, and not needed)"
+        return Finding("RDMA", Level.OK, text)
     text = ", ".join(devices)
-    if not has_library:
-        advice = (
-            "apt-get install python3-pyverbs, and let .venv see the system's packages"
-        )
+    if not library:
+        advice = "apt-get install python3-pyverbs ibverbs-providers, then make rdma"
         return Finding("RDMA", Level.WARN, f"{text}; pyverbs is missing", advice)
     if not any("ACTIVE" in device for device in devices):
         advice = "bring a port up (rdma link, ibstat)"
         return Finding("RDMA", Level.WARN, f"{text}; no active port", advice)
     return Finding("RDMA", Level.OK, f"{text}; pyverbs is there")
+
+
+def topology(system: Path = Path("/sys")) -> list[Finding]:
+    """For each memory, the network cards that are near it and those that are farther."""
+    found = discover(system)
+    text = f"this process is at {home(system)}"
+    first = Finding("topology", Level.OK, text, matrix=found.near)
+    return [first, *(Finding("topology", Level.OK, line) for line in found.lines())]
 
 
 def gpu(folder: Path = _NVIDIA) -> Finding:
