@@ -3,8 +3,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from transformers import (
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
-from kvtide.engine.architecture import read_architecture
+from kvtide.engine.architecture import ConfigFile, read_architecture
 from kvtide.engine.errors import BrokenModel, UnsupportedModel
 
 LLAMA: dict[str, Any] = {
@@ -107,7 +114,13 @@ def test_biases_and_norms_follow_the_family(tmp_path: Path):
     [
         ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
         ({"architectures": None}, "not named in config.json"),
-        ({"architectures": ["MistralForCausalLM"]}, "sliding-window"),
+        (
+            {
+                "architectures": ["MistralForCausalLM"],
+                "max_position_embeddings": 8192,
+            },
+            "sliding-window",
+        ),
         (
             {"architectures": ["MistralForCausalLM"], "sliding_window": 64},
             "sliding-window",
@@ -155,3 +168,53 @@ def test_names_a_broken_config(tmp_path: Path, content: str):
 def test_names_a_missing_config(tmp_path: Path):
     with pytest.raises(BrokenModel, match=r"config\.json: can't be read"):
         read_architecture(tmp_path, "m")
+
+
+HARMLESS = {
+    # where it came from, how it is trained, what it outputs beside logits
+    *("transformers_version", "_name_or_path", "model_type", "problem_type"),
+    *("id2label", "label2id", "initializer_range", "attention_dropout"),
+    *("output_hidden_states", "output_attentions", "return_dict", "use_cache"),
+    *("chunk_size_feed_forward", "is_encoder_decoder", "dtype", "torch_dtype"),
+    *("bos_token_id", "pad_token_id"),
+    # no longer read by transformers' own code
+    "pretraining_tp",
+    # only with use_sliding_window, which is refused; layer_types say the rest
+    "max_window_layers",
+}
+
+
+@pytest.mark.parametrize(
+    "config", [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config]
+)
+def test_no_field_of_transformers_is_overlooked(config: type[PreTrainedConfig]):
+    """A field that a new transformers adds must be read, or be found to be harmless."""
+    known = {*ConfigFile.__struct_fields__, *HARMLESS}
+
+    assert set(config().to_dict()) - known == set()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_experts", 8),
+        ("num_local_experts", 8),
+        ("attn_logit_softcapping", 50.0),
+        ("final_logit_softcapping", 30.0),
+        ("attention_multiplier", 0.5),
+        ("kv_lora_rank", 512),
+        ("alibi", True),
+    ],
+)
+def test_another_familys_field_is_refused(tmp_path: Path, field: str, value: object):
+    with pytest.raises(UnsupportedModel, match=field):
+        read_architecture(_folder(tmp_path, LLAMA | {field: value}), "m")
+    for neutral in (None, 1 if field == "attention_multiplier" else 0):
+        read_architecture(_folder(tmp_path, LLAMA | {field: neutral}), "m")
+
+
+def test_a_window_that_nothing_outgrows_is_full_attention(tmp_path: Path):
+    mistral = LLAMA | {"architectures": ["MistralForCausalLM"]}
+    read_architecture(_folder(tmp_path, mistral | {"sliding_window": 256}), "m")
+    with pytest.raises(UnsupportedModel, match="sliding-window"):
+        read_architecture(_folder(tmp_path, mistral | {"sliding_window": 255}), "m")

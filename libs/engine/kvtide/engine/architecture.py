@@ -5,9 +5,10 @@ that changes the computation (Mistral's sliding window, Qwen3's head size) is ta
 there, since that is what transformers would run.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -27,6 +28,24 @@ _FAMILIES: dict[str, Family] = {
 _DEFAULT_ROPE_THETA = 10_000.0
 _DEFAULT_RMS_NORM_EPS = 1e-6
 _QWEN3_HEAD_DIM = 128
+_OFF: tuple[object, ...] = (None, False, 0)
+_ONE: tuple[object, ...] = (None, 1)
+_FOREIGN: Mapping[str, tuple[object, ...]] = {
+    # mixtures of experts
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), _OFF),
+    # logits and scores that are capped, scaled or given a sink
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), _OFF),
+    **dict.fromkeys(("attention_sink", "attn_temperature_tuning"), _OFF),
+    **dict.fromkeys(("logit_scale", "logits_scaling", "attention_multiplier"), _ONE),
+    **dict.fromkeys(("residual_multiplier", "embedding_multiplier"), _ONE),
+    # attention of other kinds
+    **dict.fromkeys(("kv_lora_rank", "attention_chunk_size", "use_qk_norm"), _OFF),
+    **dict.fromkeys(("no_rope_layers", "no_rope_layer_interval"), (None, [], 0)),
+    **dict.fromkeys(
+        ("alibi", "use_mrope", "rope_interleaved", "cross_attention"), _OFF
+    ),
+}
+"""Field → values that change nothing, of fields that no served family has."""
 _NULL = msgspec.Raw(b"null")
 _MISTRAL_SLIDING_WINDOW = 4096
 
@@ -134,6 +153,7 @@ def read_architecture(folder: Path, source: str) -> Architecture:
     """
     config = _decode(folder / "config.json", ConfigFile)
     family = _family(config, source)
+    _refuse_foreign(_decode(folder / "config.json", dict[str, Any]), source)
     _refuse_unservable(config, family, source)
     heads = config.num_attention_heads
     kv_heads = config.num_key_value_heads or heads
@@ -191,11 +211,24 @@ def _family(config: ConfigFile, source: str) -> Family:
     )
 
 
+def _refuse_foreign(fields: Mapping[str, object], source: str) -> None:
+    """Other families' fields under a served name: the model was not made by its code."""
+    for name, neutral in _FOREIGN.items():
+        if fields.get(name, neutral[0]) not in neutral:
+            raise UnsupportedModel(
+                source,
+                f"its config.json has {name}, which changes what is computed and is not"
+                " served",
+            )
+
+
 def _refuse_unservable(config: ConfigFile, family: Family, source: str) -> None:
     window = config.sliding_window
     if window is msgspec.UNSET:
         window = _MISTRAL_SLIDING_WINDOW
-    windowed = family == "mistral" and window is not None
+    # a window that no sequence outgrows hides nothing
+    narrow = window is not None and window < config.max_position_embeddings
+    windowed = family == "mistral" and narrow
     windowed |= family in {"qwen2", "qwen3"} and config.use_sliding_window
     if windowed or any(kind != "full_attention" for kind in config.layer_types or []):
         raise UnsupportedModel(

@@ -26,7 +26,11 @@ from kvtide.engine.weights import read_weights
 DEFAULT_BLOCK_TOKENS: Final = 64
 
 _ENGINE: Final = "kvtide-lean-1"
-_DTYPES: Final = {"float32": torch.float32}
+_DTYPES: Final = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -59,6 +63,7 @@ def load_model(
 ) -> LoadedModel:
     """Load a model from a local folder or from the hub; blocking.
 
+    `dtype` is that of weights, activations and KV; logits are float32 in any case.
     `threads` sets torch's compute threads for the whole process (None leaves them).
     `name` is what clients call it: the hub id or the folder's name unless given.
     `block_tokens` goes into the facts and is one value for a model in a cluster.
@@ -71,7 +76,7 @@ def load_model(
     """
     report = progress or silent
     if dtype not in _DTYPES:
-        reason = f"dtype {dtype} is not served; choose {' or '.join(_DTYPES)}"
+        reason = f"dtype {dtype} is not served; choose {', '.join(_DTYPES)}"
         raise UnsupportedModel(str(source), reason)
     if threads is not None:
         torch.set_num_threads(threads)

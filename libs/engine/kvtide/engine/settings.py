@@ -6,7 +6,7 @@ Imports no torch: commands that only show or check settings import this, too.
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -42,6 +42,10 @@ class WorkerSettings(RoleSettings):
     )
     threads: int = Field(
         default=0, ge=0, le=1024, description="compute threads; 0: all cores"
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32",
+        description="number format of weights, activations and KV; one per cluster",
     )
     drain_s: float = Field(
         default=20.0,

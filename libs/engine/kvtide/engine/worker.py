@@ -26,6 +26,7 @@ def engine_of(settings: WorkerSettings) -> EngineThread:
             source,
             threads=settings.threads or None,
             cache_dir=cache_dir,
+            dtype=settings.dtype,
             progress=report,
         )
 
