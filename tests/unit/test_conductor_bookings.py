@@ -21,15 +21,15 @@ BOOKING = Booking(
     gateway=GATEWAY,
     prefill=P1,
     decode=D1,
-    new_tokens=100,
+    prefill_ms=100.0,
     reserved_tokens=150,
     at_s=1000.0,
 )
 
 
-def loads(book: Bookings) -> tuple[int, int, int]:
+def loads(book: Bookings) -> tuple[float, int, int]:
     return (
-        book.prefill_tokens(P1),
+        book.prefill_ms(P1),
         book.decode_tokens(D1),
         book.decode_requests(D1),
     )
@@ -63,9 +63,9 @@ def test_booking_twice_counts_once_and_a_new_attempt_replaces_the_old() -> None:
     book.book(BOOKING)
     assert loads(book) == (100, 150, 1)
     assert book.book(replace(BOOKING, attempt=1, prefill=P2))
-    assert (book.prefill_tokens(P1), book.prefill_tokens(P2)) == (0, 100)
+    assert (book.prefill_ms(P1), book.prefill_ms(P2)) == (0, 100)
     assert not book.book(BOOKING)
-    assert (book.prefill_tokens(P1), book.prefill_tokens(P2)) == (0, 100)
+    assert (book.prefill_ms(P1), book.prefill_ms(P2)) == (0, 100)
     assert len(book) == 1
 
 
@@ -136,7 +136,7 @@ class BookAgainstSums(RuleBasedStateMachine):
             attempt=attempt,
             prefill=prefill,
             gateway=ref(gateway),
-            new_tokens=tokens,
+            prefill_ms=tokens,
             reserved_tokens=tokens + 1,
             at_s=self.now_s,
         )
@@ -176,8 +176,8 @@ class BookAgainstSums(RuleBasedStateMachine):
         ]
         assert len(booked) == len(self.book) <= LIMITS.bookings
         for node in (P1, P2):
-            most = sum(b.new_tokens for b in booked if b.prefill == node)
-            assert 0 <= self.book.prefill_tokens(node) <= most
+            most = sum(b.prefill_ms for b in booked if b.prefill == node)
+            assert 0 <= self.book.prefill_ms(node) <= most
         assert (
             0 <= self.book.decode_tokens(D1) <= sum(b.reserved_tokens for b in booked)
         )

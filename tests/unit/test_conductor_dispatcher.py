@@ -261,6 +261,7 @@ def test_copies_at_stores_that_are_gone_are_not_named() -> None:
     made.handle(MemberGone(ref("s1")))
     assert {copy.slot.node for copy in made.placed().reuse} == {"s2"}
     fill(made, ref("s1"), keys(8))  # gossip that comes after the death
+    made.now_s += 10  # the link is free again
     reuse = made.placed(request="r2").reuse
     assert {copy.slot.node for copy in reuse} == {"s2"}
     made.handle(StoreForgotten(NodeId("s2")))
@@ -307,8 +308,8 @@ def test_only_the_conductor_that_placed_records_the_end() -> None:
     other.handle(PlacementHeard(made))
     over = ended()
     assert other.handle(EndHeard(over)) == []
-    predicted_ttft_ms = answer.chosen.ttft_ms
-    assert one.handle(EndHeard(over)) == [RecordEnd(over, predicted_ttft_ms)]
+    predicted = answer.chosen
+    assert one.handle(EndHeard(over)) == [RecordEnd(over, predicted)]
     assert one.dispatcher.load().bookings == other.dispatcher.load().bookings == 0
 
 

@@ -43,7 +43,7 @@ from kvtide.conductor.events import (
     Tick,
 )
 from kvtide.kv import BlockKey, Located, NodeId, NodeRef, Role
-from kvtide.policy import LeastTtft, Targets
+from kvtide.policy import ColumnPolicy, PolicyName, Targets, rules_of
 
 pytestmark = pytest.mark.timeout(180)  # many examples; seconds on a free machine
 
@@ -66,7 +66,7 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        policy = LeastTtft(targets=Targets(queue_ms=5000))
+        policy = ColumnPolicy(rules_of(PolicyName.BEST), targets=Targets(queue_ms=5000))
         self.minds = [Dispatcher(ref(name), policy=policy) for name in ("c1", "c2")]
         self.now_s = 1000.0
         self.questions = 0

@@ -1,5 +1,7 @@
 """What a placement is predicted to cost."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -10,11 +12,13 @@ from kvtide.policy import (
     CostModel,
     CostSeeds,
     DecodeWorker,
+    LoadCurve,
+    Plan,
+    PrefillCurve,
     PrefillWorker,
-    Rates,
-    Reuse,
-    Routes,
+    ReuseRule,
 )
+from kvtide.policy.cost import Load, Loader
 
 BLOCK = 64
 BYTES = 1_000_000
@@ -34,19 +38,25 @@ def copy_of(number: int, host: str = "near", tier: Tier = Tier.DRAM) -> Copy:
 
 
 def ask(tokens: int, prefix: tuple[tuple[Copy, ...], ...] = (), new: int = 10) -> Ask:
-    return Ask(
-        prompt_tokens=tokens,
-        max_new_tokens=new,
-        block_tokens=BLOCK,
-        block_bytes=BYTES,
-        prefix=prefix,
-    )
+    return Ask(tokens, new, BLOCK, BYTES, prefix=prefix)
 
 
-def best_of(asked: Ask, rates: Rates, cost: CostModel | None = None) -> Reuse:
-    """What a worker on the near host would reuse."""
+def loader(
+    tokens_per_s: float, bytes_per_s: float, host: str = "near", inflows: float = 0.0
+) -> Loader:
+    loading = LoadCurve.at(bytes_per_s, 0.25)
+    return Loader(host, inflows, PrefillCurve.at(tokens_per_s), loading)
+
+
+def best_of(asked: Ask, worker: Loader, cost: CostModel | None = None) -> Plan:
+    """What a worker would load, each run from where it is cheaper."""
     cost = cost or CostModel()
-    return cost.best_reuse(asked, Routes(cost, asked).to("near"), rates)
+    loads: list[Load] = []
+    for run in cost.runs(asked):
+        near_ms = cost.near_ms(asked, worker, run)
+        far_ms = cost.far_ms(asked, worker, run, {})
+        loads.append(Load(run, min(near_ms, far_ms), near=near_ms <= far_ms))
+    return cost.plan(asked, worker, loads, ReuseRule.CHEAPEST)
 
 
 def decode(**fields: float) -> DecodeWorker:
@@ -64,67 +74,63 @@ def test_only_full_blocks_of_the_prompt_without_its_last_token_count(
     assert ask(prompt_tokens, prefix).reusable_blocks == blocks
 
 
-def test_a_near_dram_copy_is_cheapest_then_near_ssd_and_far_then_far_ssd() -> None:
-    cost = CostModel(CostSeeds(remote_share=0.5, ssd_share=0.25))
-    rates = Rates(1000, 1e9)
-    found = [
-        cost.load_ms(ask(65), cost.slowness(copy_of(0, host, tier), "near"), rates)
-        for host, tier in [
-            ("near", Tier.DRAM),
-            ("far", Tier.DRAM),
-            ("near", Tier.SSD),
-            ("far", Tier.SSD),
-        ]
-    ]
-    assert found == pytest.approx([1.2, 2.2, 4.2, 8.2])
+def test_a_near_dram_copy_is_cheapest_then_far_then_ssd_then_a_hint() -> None:
+    seeds = CostSeeds(remote_share=0.25, ssd_share=0.125, hint_share=0.5)
+    cost, worker = CostModel(seeds), loader(1000, 1e9)
+
+    def block_ms(host: str, tier: Tier, *, hint: bool = False) -> float:
+        copy = replace(copy_of(0, host, tier), hint=hint)
+        asked = ask(65, ((copy,),))
+        (run,) = cost.runs(asked)
+        near_ms = cost.near_ms(asked, worker, run)
+        return min(near_ms, cost.far_ms(asked, worker, run, {}))
+
+    assert block_ms("near", Tier.DRAM) == pytest.approx(1.2)
+    assert block_ms("far", Tier.DRAM) == pytest.approx(4.2)
+    assert block_ms("near", Tier.SSD) == pytest.approx(8.2)
+    assert block_ms("far", Tier.SSD) == pytest.approx(32.2)
+    assert block_ms("far", Tier.DRAM, hint=True) == pytest.approx(8.2)
 
 
-def test_each_block_comes_from_its_cheapest_copy() -> None:
-    prefix = (
-        (copy_of(0, "far"), copy_of(0, "near")),
-        (copy_of(1, "far"),),
-        (copy_of(2, "near", Tier.SSD), copy_of(2, "near")),
-    )
-    reuse = best_of(ask(200, prefix), Rates(1000, 1e9))
-    assert [located.slot.node for located in reuse.located] == [
-        "store-near",
-        "store-far",
-        "store-near",
-    ]
-    assert reuse.located[2].slot.tier is Tier.DRAM
-    assert (reuse.hit_tokens, reuse.rest_tokens) == (192, 7)
+def test_links_are_shared_and_several_sources_give_more_than_one() -> None:
+    cost = CostModel(CostSeeds(block_overhead_ms=0.0))
+    both = ask(65, ((copy_of(0, "a"), copy_of(0, "b")),))
+    one = ask(65, ((copy_of(0, "a"),),))
+    busy = {"a": 3.0, "b": 3.0}
 
+    def far_ms(asked: Ask, inflows: float, outflows: dict[str, float]) -> float:
+        (run,) = cost.runs(asked)
+        return cost.far_ms(asked, loader(1000, 1e9, inflows=inflows), run, outflows)
 
-def test_a_node_without_a_host_shares_memory_with_nobody() -> None:
-    cost = CostModel()
-    assert cost.slowness(copy_of(0, ""), "") == cost.slowness(copy_of(0, "far"), "near")
-    assert cost.slowness(copy_of(0, "near"), "near") == 1
-
-
-def test_hosts_that_hold_nothing_share_one_route() -> None:
-    asked = ask(300, tuple((copy_of(i, "far"),) for i in range(4)))
-    routes = Routes(CostModel(), asked)
-    assert routes.to("a") is routes.to("b")
-    assert routes.to("a").runs != routes.to("far").runs
-    assert len(routes.to("far").runs) == 1
+    assert far_ms(one, 0, {}) == pytest.approx(4.0)
+    assert far_ms(one, 0, busy) == pytest.approx(16.0)
+    assert far_ms(both, 0, busy) == pytest.approx(8.0)
+    # more sources don't make the own link faster
+    assert far_ms(both, 0, {}) == pytest.approx(4.0)
+    assert far_ms(both, 2, busy) == pytest.approx(12.0)
 
 
 def test_computing_beats_a_slow_load() -> None:
     prefix = tuple((copy_of(i, "far"),) for i in range(4))
-    fast = Rates(tokens_per_s=1e6, load_bytes_per_s=1e7)
-    reuse = best_of(ask(300, prefix), fast)
-    assert reuse.located == ()
-    assert reuse.rest_tokens == 299
+    plan = best_of(ask(300, prefix), loader(1e6, 1e7))
+    assert (plan.blocks, plan.rest_tokens) == (0, 299)
 
 
 def test_a_dear_block_in_front_of_cheap_ones_is_loaded_too() -> None:
     prefix = ((copy_of(0, "far", Tier.SSD),), *((copy_of(i),) for i in range(1, 4)))
     # near: 1 ms a block; far ssd: 16 ms; computing a block: 10 ms
     seeds = CostSeeds(block_overhead_ms=0.0)
-    rates = Rates(tokens_per_s=6400, load_bytes_per_s=1e9)
-    reuse = best_of(ask(300, prefix), rates, CostModel(seeds))
-    assert len(reuse.located) == 4
-    assert reuse.transfer_ms == pytest.approx(16 + 3)
+    plan = best_of(ask(300, prefix), loader(6400, 1e9), CostModel(seeds))
+    assert plan.blocks == 4
+    assert plan.transfer_ms == pytest.approx(16 + 3)
+
+
+def test_what_loading_hides_of_computing_shortens_both() -> None:
+    prefix = tuple((copy_of(i),) for i in range(4))
+    seeds = CostSeeds(block_overhead_ms=0.0, overlap_share=1.0)
+    plan = best_of(ask(513, prefix), loader(6400, 1e9), CostModel(seeds))
+    assert (plan.transfer_ms, plan.compute_ms) == pytest.approx((4.0, 40.0))
+    assert plan.made_ms == pytest.approx(40.0)
 
 
 copies = st.lists(
@@ -135,40 +141,46 @@ copies = st.lists(
     ),
     max_size=8,
 )
+curves = st.builds(
+    PrefillCurve, st.floats(0, 5), st.floats(1e-3, 10), st.floats(0, 1e-3)
+)
 
 
 @settings(deadline=None)
-@given(copies, st.integers(1, 700), st.floats(1e2, 1e7), st.floats(1e5, 1e11))
-def test_the_best_reuse_is_the_cheapest_of_all_lengths(
-    blocks: list[list[tuple[str, Tier]]], tokens: int, pace: float, rate: float
+@given(copies, st.integers(1, 700), curves, st.floats(1e5, 1e11))
+def test_the_best_plan_is_the_cheapest_of_all_lengths(
+    blocks: list[list[tuple[str, Tier]]], tokens: int, curve: PrefillCurve, rate: float
 ) -> None:
+    """It ends where a run does, and no other length would be better."""
     prefix = tuple(
         tuple(copy_of(i, host, tier) for host, tier in block)
         for i, block in enumerate(blocks)
     )
-    cost, asked, rates = CostModel(), ask(tokens, prefix), Rates(pace, rate)
-    best = best_of(asked, rates, cost)
+    cost, asked = CostModel(), ask(tokens, prefix)
+    worker = Loader("near", 0.0, curve, LoadCurve.at(rate, 0.25))
+    best = best_of(asked, worker)
     loads = [
-        min(cost.load_ms(asked, cost.slowness(copy, "near"), rates) for copy in block)
-        for block in prefix
+        min(cost.near_ms(asked, worker, run), cost.far_ms(asked, worker, run, {}))
+        for run in cost.runs(asked)
+        for _ in range(run.blocks)
     ]
     totals = [
-        sum(loads[:length]) + (asked.kv_tokens - length * BLOCK) / pace * 1000
+        sum(loads[:length])
+        + curve.ms(max(0, asked.kv_tokens - length * BLOCK), length * BLOCK)
         for length in range(asked.reusable_blocks + 1)
     ]
-    least = min(totals)
-    assert best.transfer_ms + best.compute_ms == pytest.approx(least)
-    assert [located.key for located in best.located] == [
-        block[0].located.key for block in prefix[: len(best.located)]
-    ]
+    # a fixed cost is saved only by what computes nothing at all
+    slack = curve.fixed_ms if asked.kv_tokens % BLOCK == 0 else 0.0
+    assert best.transfer_ms + best.compute_ms <= min(totals) + slack + 1e-6
 
 
 def test_a_rate_that_was_measured_badly_does_not_end_all_reuse() -> None:
     cost = CostModel(CostSeeds(load_bytes_per_s=1e9, least_load_share=0.1))
     worker = PrefillWorker(NodeRef(NodeId("p"), 1), "near", load_bytes_per_s=10.0)
-    assert cost.rates(worker) == Rates(1000.0, 1e8)
+    found = cost.loader(worker)
+    assert found.loading.near_byte_ms == pytest.approx(1e-5)
     prefix = tuple((copy_of(i),) for i in range(4))
-    assert best_of(ask(300, prefix), cost.rates(worker)).blocks == 4
+    assert best_of(ask(300, prefix), found).blocks == 4
 
 
 def test_a_full_decode_worker_makes_the_request_wait() -> None:

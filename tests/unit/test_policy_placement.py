@@ -3,22 +3,22 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from tests.unit.policy_both import BothWays
 
 from kvtide.kv import BlockKey, Located, NodeId, NodeRef, SlotRef, Tier
 from kvtide.policy import (
     Ask,
-    BalancingRatio,
     Cluster,
     Copy,
     DecodeWorker,
-    LeastTtft,
     Placement,
     PlacementPolicy,
+    PolicyName,
     PrefillWorker,
     Refusal,
     RefusalCode,
     Targets,
+    rules_of,
 )
 
 BLOCK = 64
@@ -45,6 +45,17 @@ def prefill(name: str, host: str = "", **fields: float) -> PrefillWorker:
 
 def decode(name: str, **fields: float) -> DecodeWorker:
     return DecodeWorker(ref(name), f"host-{name}", **fields)  # pyright: ignore[reportArgumentType]
+
+
+def best(*, direct_blocks: int = 1, targets: Targets | None = None) -> BothWays:
+    return BothWays(
+        rules_of(PolicyName.BEST, direct_blocks=direct_blocks), targets=targets
+    )
+
+
+def algorithm1(balancing_ratio: float = 2.0) -> BothWays:
+    rules = rules_of(PolicyName.ALGORITHM1, balancing_ratio=balancing_ratio)
+    return BothWays(rules)
 
 
 ASK = Ask(1000, 100, BLOCK, BYTES)
@@ -92,7 +103,7 @@ def test_the_smallest_time_to_first_token_wins(
     winner: str,
 ) -> None:
     cluster = Cluster(prefills, ONE_DECODE)
-    placement = placed(LeastTtft(), replace(ASK, prefix=prefix), cluster)
+    placement = placed(best(), replace(ASK, prefix=prefix), cluster)
     assert placement.chosen.estimate.prefill == winner
     assert placement.considered == 2
     ttfts = [estimate.ttft_ms for estimate in placement.candidates]
@@ -117,7 +128,7 @@ def test_decode_computes_a_rest_of_at_most_one_block_itself(
     tokens: int, hits: int, direct: bool
 ) -> None:
     ask = replace(ASK, prompt_tokens=tokens, prefix=prefix_at(*["host-d1"] * hits))
-    chosen = placed(LeastTtft(), ask, Cluster(TWO, ONE_DECODE)).chosen
+    chosen = placed(best(), ask, Cluster(TWO, ONE_DECODE)).chosen
     assert (chosen.prefill is None) == direct
     assert len(chosen.reuse) == hits
     assert chosen.rest_tokens == tokens - 1 - hits * BLOCK
@@ -144,17 +155,17 @@ def test_the_reason_is_a_sentence_with_the_numbers(ask: Ask, says: str) -> None:
     cluster = Cluster((prefill("p1"), prefill("p2", waiting_tokens=100)), ONE_DECODE)
     if "loading" in says:
         cluster = Cluster(TWO, ONE_DECODE)
-    assert says in placed(LeastTtft(), ask, cluster).reason
+    assert says in placed(best(), ask, cluster).reason
 
 
 def test_a_direct_placement_needs_no_prefill_worker() -> None:
     ask = replace(ASK, prompt_tokens=40)
-    assert placed(LeastTtft(), ask, Cluster((), ONE_DECODE)).chosen.prefill is None
+    assert placed(best(), ask, Cluster((), ONE_DECODE)).chosen.prefill is None
 
 
 def test_direct_placements_can_be_switched_off() -> None:
     ask = replace(ASK, prompt_tokens=40)
-    policy = LeastTtft(direct_blocks=0)
+    policy = best(direct_blocks=0)
     assert placed(policy, ask, Cluster(TWO, ONE_DECODE)).chosen.prefill == ref("p1")
 
 
@@ -181,13 +192,13 @@ def test_the_least_loaded_decode_worker_is_taken(
 ) -> None:
     base = {"kv_tokens_capacity": 10_000}
     decodes = (decode("d1", **{**base, **one}), decode("d2", **{**base, **other}))
-    placement = placed(LeastTtft(), ASK, Cluster(TWO, decodes))
+    placement = placed(best(), ASK, Cluster(TWO, decodes))
     assert placement.chosen.decode == ref(winner)
 
 
 def test_no_workers() -> None:
     for cluster in (Cluster((), ()), Cluster(TWO, ()), Cluster((), ONE_DECODE)):
-        refusal = refused(LeastTtft(), ASK, cluster)
+        refusal = refused(best(), ASK, cluster)
         assert refusal.code is RefusalCode.NO_WORKERS
         assert refusal.retry_after_ms
 
@@ -197,17 +208,15 @@ def test_what_no_decode_worker_can_ever_hold_is_too_large() -> None:
         decode("d1", kv_tokens_capacity=1099),
         decode("d2", kv_tokens_capacity=7),
     )
-    refusal = refused(LeastTtft(), ASK, Cluster(TWO, decodes))
+    refusal = refused(best(), ASK, Cluster(TWO, decodes))
     assert (refusal.code, refusal.retry_after_ms) == (RefusalCode.TOO_LARGE, None)
     assert "1100" in refusal.reason
     assert "1099" in refusal.reason
-    assert placed(
-        LeastTtft(), ASK, Cluster(TWO, (decode("d1", kv_tokens_capacity=1100),))
-    )
+    assert placed(best(), ASK, Cluster(TWO, (decode("d1", kv_tokens_capacity=1100),)))
 
 
 def test_a_queue_beyond_the_limit_is_overload_until_it_has_shrunk() -> None:
-    policy = LeastTtft(targets=Targets(queue_ms=2000))
+    policy = best(targets=Targets(queue_ms=2000))
     full = (prefill("p1", waiting_tokens=5000), prefill("p2", waiting_tokens=3500))
     refusal = refused(policy, ASK, Cluster(full, ONE_DECODE))
     assert refusal.code is RefusalCode.OVERLOADED
@@ -219,17 +228,17 @@ def test_a_queue_beyond_the_limit_is_overload_until_it_has_shrunk() -> None:
 
 def test_a_target_of_the_request_itself() -> None:
     cluster = Cluster((prefill("p1", waiting_tokens=1000),), ONE_DECODE)
-    estimate = placed(LeastTtft(), ASK, cluster).chosen.estimate
+    estimate = placed(best(), ASK, cluster).chosen.estimate
     exact = replace(ASK, ttft_ms=estimate.ttft_ms, tbt_ms=estimate.tbt_ms)
-    assert placed(LeastTtft(), exact, cluster)
-    late = refused(LeastTtft(), replace(exact, ttft_ms=estimate.ttft_ms - 300), cluster)
+    assert placed(best(), exact, cluster)
+    late = refused(best(), replace(exact, ttft_ms=estimate.ttft_ms - 300), cluster)
     assert (late.code, late.retry_after_ms) == (
         RefusalCode.OVERLOADED,
         pytest.approx(300),
     )
-    never = refused(LeastTtft(), replace(exact, ttft_ms=5), cluster)
+    never = refused(best(), replace(exact, ttft_ms=5), cluster)
     assert (never.code, never.retry_after_ms) == (RefusalCode.OVERLOADED, None)
-    slow = refused(LeastTtft(), replace(exact, tbt_ms=1), cluster)
+    slow = refused(best(), replace(exact, tbt_ms=1), cluster)
     assert slow.code is RefusalCode.OVERLOADED
 
 
@@ -240,82 +249,10 @@ def test_the_paper_uses_its_own_prefix_unless_the_best_is_much_longer() -> None:
     )
     ask = replace(ASK, prefix=prefix)
     cluster = Cluster((prefill("p1"),), ONE_DECODE)
-    own = placed(BalancingRatio(balancing_ratio=2), ask, cluster).chosen
+    own = placed(algorithm1(2), ask, cluster).chosen
     assert len(own.reuse) == 6
-    fetched = placed(BalancingRatio(balancing_ratio=1.5), ask, cluster).chosen
+    fetched = placed(algorithm1(1.5), ask, cluster).chosen
     assert len(fetched.reuse) == 10
     elsewhere = Cluster((prefill("p3"),), ONE_DECODE)
-    infinite = placed(BalancingRatio(balancing_ratio=1e9), ask, elsewhere).chosen
+    infinite = placed(algorithm1(1e9), ask, elsewhere).chosen
     assert len(infinite.reuse) == 10
-
-
-workers = st.builds(
-    PrefillWorker,
-    ref=st.integers(0, 5).map(lambda i: ref(f"p{i}")),
-    host=st.sampled_from(["a", "b", "c"]),
-    waiting_tokens=st.integers(0, 100_000),
-    tokens_per_s=st.just(0.0) | st.floats(1, 1e6),
-    load_bytes_per_s=st.just(0.0) | st.floats(1e3, 1e12),
-)
-decoders = st.builds(
-    DecodeWorker,
-    ref=st.integers(0, 5).map(lambda i: ref(f"d{i}")),
-    host=st.sampled_from(["a", "b", "c"]),
-    running=st.integers(0, 64),
-    waiting=st.integers(0, 64),
-    booked=st.integers(0, 64),
-    kv_tokens=st.integers(0, 100_000),
-    kv_tokens_capacity=st.just(0) | st.integers(1, 100_000),
-    step_ms=st.just(0.0) | st.floats(0.1, 1e4),
-)
-asks = st.builds(
-    Ask,
-    prompt_tokens=st.integers(0, 5000),
-    max_new_tokens=st.integers(0, 5000),
-    block_tokens=st.sampled_from([16, 64, 512]),
-    block_bytes=st.integers(1, 10**9),
-    prefix=st.lists(
-        st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=2), max_size=6
-    ).map(
-        lambda blocks: tuple(
-            tuple(copy_at(i, host) for host in hosts) for i, hosts in enumerate(blocks)
-        )
-    ),
-    ttft_ms=st.none() | st.floats(0, 1e5),
-    tbt_ms=st.none() | st.floats(0, 1e4),
-)
-policies = st.sampled_from([LeastTtft(), LeastTtft(direct_blocks=0), BalancingRatio()])
-
-
-@settings(deadline=None)
-@given(
-    policies,
-    asks,
-    st.lists(workers, max_size=4, unique_by=lambda w: w.ref),
-    st.lists(decoders, max_size=4, unique_by=lambda w: w.ref),
-)
-def test_any_placement_is_sound(
-    policy: PlacementPolicy,
-    ask: Ask,
-    prefills: list[PrefillWorker],
-    decodes: list[DecodeWorker],
-) -> None:
-    cluster = Cluster(tuple(prefills), tuple(decodes))
-    verdict = policy.place(ask, cluster)
-    assert verdict == policy.place(ask, cluster)
-    if isinstance(verdict, Refusal):
-        assert verdict.reason
-        assert verdict.retry_after_ms is None or verdict.retry_after_ms >= 100
-        return
-    chosen, estimate = verdict.chosen, verdict.chosen.estimate
-    assert chosen.decode in {worker.ref for worker in decodes}
-    assert chosen.prefill is None or chosen.prefill in {w.ref for w in prefills}
-    assert [located.key for located in chosen.reuse] == [
-        block[0].located.key for block in ask.prefix[: len(chosen.reuse)]
-    ]
-    assert estimate.hit_tokens + chosen.rest_tokens == ask.kv_tokens
-    assert 1 <= len(verdict.candidates) <= 8
-    for shown in verdict.candidates:
-        parts = (shown.queue_ms, shown.transfer_ms, shown.prefill_ms, shown.wait_ms)
-        assert min(parts) >= 0
-        assert shown.ttft_ms >= estimate.ttft_ms > 0

@@ -1,51 +1,86 @@
 """Where requests go and what that costs: pure functions of loads and copies."""
 
-from kvtide.policy.algorithm1 import BalancingRatio
-from kvtide.policy.candidates import EXPLAINED_CANDIDATES
+from kvtide.policy.admission import (
+    LEAST_RETRY_MS,
+    Overload,
+    Prediction,
+    Targets,
+    TenantTargets,
+    overload,
+)
 from kvtide.policy.choices import (
+    EXPLAINED_CANDIDATES,
+    Bottleneck,
     Candidate,
     Estimate,
     Placement,
     PlacementPolicy,
     Refusal,
     RefusalCode,
-    Targets,
+    RestSummary,
 )
-from kvtide.policy.cost import (
-    CostModel,
-    CostSeeds,
-    DecodeCost,
-    Rates,
-    Reuse,
-    Route,
-    Routes,
-    Run,
+from kvtide.policy.columns import (
+    NO_HOST,
+    DecodeColumns,
+    Fleet,
+    Holdings,
+    HostNumbers,
+    PrefillColumns,
+    fleet_of,
+    holdings_of,
+    nothing_held,
 )
-from kvtide.policy.least_ttft import LeastTtft
+from kvtide.policy.cost import CostModel, DecodeCost, Loader, Plan, Run
+from kvtide.policy.curves import CostSeeds, LoadCurve, PrefillCurve, StepCurve
+from kvtide.policy.readable import ReadablePolicy
+from kvtide.policy.rules import PolicyName, PolicyRules, RankRule, ReuseRule, rules_of
+from kvtide.policy.scoring import ColumnPolicy
 from kvtide.policy.views import Ask, Cluster, Copy, DecodeWorker, PrefillWorker
 
 __all__ = [
     "EXPLAINED_CANDIDATES",
+    "LEAST_RETRY_MS",
+    "NO_HOST",
     "Ask",
-    "BalancingRatio",
+    "Bottleneck",
     "Candidate",
     "Cluster",
+    "ColumnPolicy",
     "Copy",
     "CostModel",
     "CostSeeds",
+    "DecodeColumns",
     "DecodeCost",
     "DecodeWorker",
     "Estimate",
-    "LeastTtft",
+    "Fleet",
+    "Holdings",
+    "HostNumbers",
+    "LoadCurve",
+    "Loader",
+    "Overload",
     "Placement",
     "PlacementPolicy",
+    "Plan",
+    "PolicyName",
+    "PolicyRules",
+    "Prediction",
+    "PrefillColumns",
+    "PrefillCurve",
     "PrefillWorker",
-    "Rates",
+    "RankRule",
+    "ReadablePolicy",
     "Refusal",
     "RefusalCode",
-    "Reuse",
-    "Route",
-    "Routes",
+    "RestSummary",
+    "ReuseRule",
     "Run",
+    "StepCurve",
     "Targets",
+    "TenantTargets",
+    "fleet_of",
+    "holdings_of",
+    "nothing_held",
+    "overload",
+    "rules_of",
 ]

@@ -9,21 +9,9 @@ from enum import StrEnum
 from typing import Protocol
 
 from kvtide.kv import Located, NodeId, NodeRef
-from kvtide.policy.cost import Reuse
 from kvtide.policy.views import Ask, Cluster
 
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """What must hold for a request to be taken.
-
-    ``queue_ms`` bounds the predicted wait (prefill's queue and decode's room) of any
-    request; ``ttft_ms`` and ``tbt_ms`` apply when the request names none itself.
-    """
-
-    queue_ms: float = 120_000.0
-    ttft_ms: float | None = None
-    tbt_ms: float | None = None
+EXPLAINED_CANDIDATES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +31,27 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A placement that could be made, and its cost."""
+    """A placement that can be made, and its cost.
+
+    ``reuse`` are copies of the first blocks of the prompt, in order; ``rest_tokens`` are
+    those whose KV has to be computed.
+    """
 
     prefill: NodeRef | None
     decode: NodeRef
-    plan: Reuse
+    reuse: tuple[Located, ...]
+    rest_tokens: int
     estimate: Estimate
 
-    @property
-    def reuse(self) -> tuple[Located, ...]:
-        """Copies of the first blocks of the prompt, in order."""
-        return self.plan.located
 
-    @property
-    def rest_tokens(self) -> int:
-        """Tokens whose KV has to be computed."""
-        return self.plan.rest_tokens
+@dataclass(frozen=True, slots=True)
+class RestSummary:
+    """The times to first token of the candidates that are not shown one by one."""
+
+    candidates: int
+    least_ttft_ms: float
+    median_ttft_ms: float
+    most_ttft_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +62,7 @@ class Placement:
     candidates: tuple[Estimate, ...]
     considered: int
     reason: str
+    rest: RestSummary | None = None
 
 
 class RefusalCode(StrEnum):
@@ -77,6 +71,13 @@ class RefusalCode(StrEnum):
     NO_WORKERS = "no_workers"
     TOO_LARGE = "too_large"
     OVERLOADED = "overloaded"
+
+
+class Bottleneck(StrEnum):
+    """What is overloaded."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,8 @@ class Refusal:
     retry_after_ms: float | None
     candidates: tuple[Estimate, ...] = ()
     considered: int = 0
+    rest: RestSummary | None = None
+    bottleneck: Bottleneck | None = None
 
 
 class PlacementPolicy(Protocol):

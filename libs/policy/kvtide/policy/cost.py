@@ -1,80 +1,64 @@
-"""What a placement is predicted to cost, from the rates that workers report.
+"""What a placement is predicted to cost, worker by worker.
 
-TTFT = queue + transfer + prefill + hand-over + decode's wait + its first step (the sum
-of the paper's Algorithm 1, with the parts that follow the prefill added). Loading and
-computing overlap in part, so this errs on the long side.
+TTFT = queue + loading and computing + hand-over, or decode's wait if that is longer,
++ decode's first step (the sum of the paper's Algorithm 1, with the parts that follow the
+prefill added). ``scoring`` has the same for columns of workers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvtide.kv import Located, Tier
+from kvtide.kv import NodeRef, Tier
+from kvtide.policy.curves import (
+    CostSeeds,
+    LoadCurve,
+    PrefillCurve,
+    load_curve,
+    prefill_curve,
+)
+from kvtide.policy.rules import ReuseRule
 from kvtide.policy.views import Ask, Copy, DecodeWorker, PrefillWorker
 
-_S_TO_MS = 1000.0
-_LEAST_TOKENS_PER_S = 0.01
-"""Keeps estimates finite, whatever a worker reports."""
-
-
-@dataclass(frozen=True, slots=True)
-class CostSeeds:
-    """What is assumed until a worker has measured it.
-
-    The defaults are those of a small model on a few CPU cores. ``remote_share`` and
-    ``ssd_share`` are the speed of a copy on another host, or on SSD, as a share of
-    that of a copy in this host's memory. ``join_share`` is by how much of a batch's
-    step one more request in a batch of one makes it longer. ``answer_tokens`` is the
-    length that an answer is assumed to have when room must be waited for.
-
-    A load rate below ``least_load_share`` of the assumed one is taken for that share: a
-    worker whose first loads went badly would else never be given a load again, and so
-    never measure a better rate.
-    """
-
-    tokens_per_s: float = 1000.0
-    load_bytes_per_s: float = 1e9
-    least_load_share: float = 0.1
-    remote_share: float = 0.25
-    ssd_share: float = 0.25
-    block_overhead_ms: float = 0.2
-    handover_ms: float = 3.0
-    remote_handover_ms: float = 8.0
-    step_ms: float = 30.0
-    join_share: float = 0.3
-    answer_tokens: int = 128
+_NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """So many blocks in a row whose copies are equally slow to load."""
+    """So many blocks in a row that the same hosts hold, equally quick to read.
 
-    slowness: float
+    ``holders``: by how much longer reading from a host takes than from its DRAM.
+    """
+
     blocks: int
+    holders: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """One copy for each block of a prefix, in order, as seen from one host."""
+class Load:
+    """A run that may be loaded: ``block_ms`` each, from the loader's own host or not.
 
-    copies: tuple[Copy, ...]
-    runs: tuple[Run, ...]
+    ``only``: of all others, from this host alone.
+    """
+
+    run: Run
+    block_ms: float
+    near: bool
+    only: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Reuse:
-    """How much of a route to load, and how long loading and the rest take."""
+class Plan:
+    """How much of a prefix to load, and how long that and computing the rest take.
 
-    route: Route
+    ``made_ms``: until both are done, in part at once.
+    """
+
     blocks: int
     hit_tokens: int
     transfer_ms: float
     rest_tokens: int
     compute_ms: float
-
-    @property
-    def located(self) -> tuple[Located, ...]:
-        """The copies to load, in block order."""
-        return tuple(copy.located for copy in self.route.copies[: self.blocks])
+    made_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,142 +70,156 @@ class DecodeCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
-    """How fast one worker computes and loads; always positive."""
+class Loader:
+    """Who loads: its curves, where it is, and what it is loading already."""
 
-    tokens_per_s: float
-    load_bytes_per_s: float
+    host: str
+    inflows: float
+    curve: PrefillCurve
+    loading: LoadCurve
 
 
 class CostModel:
-    """Turns loads and rates into milliseconds. Stateless; estimates never negative."""
+    """Turns loads and curves into milliseconds. Stateless; estimates never negative."""
 
     def __init__(self, seeds: CostSeeds | None = None) -> None:
         """Use ``seeds`` where nothing was measured."""
         self.seeds = seeds or CostSeeds()
 
-    def rates(self, worker: PrefillWorker) -> Rates:
-        """What the worker reported, or the seeds."""
-        seeds = self.seeds
-        least = seeds.load_bytes_per_s * seeds.least_load_share
-        load = worker.load_bytes_per_s or seeds.load_bytes_per_s
-        pace = worker.tokens_per_s or seeds.tokens_per_s
-        return Rates(max(pace, _LEAST_TOKENS_PER_S), max(load, least))
+    def loader(self, worker: PrefillWorker) -> Loader:
+        """What was fitted for its class, else what it reports, else the seeds."""
+        curve = worker.curve or prefill_curve(worker.tokens_per_s, self.seeds)
+        loading = worker.loading or load_curve(worker.load_bytes_per_s, self.seeds)
+        return Loader(worker.host, worker.inflows, curve, loading)
 
-    def queue_ms(self, worker: PrefillWorker, rates: Rates) -> float:
+    def queue_ms(self, worker: PrefillWorker, curve: PrefillCurve) -> float:
         """Until all that waits or runs there now is computed."""
-        return worker.waiting_tokens / rates.tokens_per_s * _S_TO_MS
+        return worker.waiting_ms + worker.waiting_tokens * curve.token_ms
 
-    def slowness(self, copy: Copy, host: str) -> float:
-        """How much longer loading takes than from DRAM of ``host`` itself.
-
-        A node that shares memory with nobody has an empty host: all is far from it.
-        """
+    def slowness(self, copy: Copy) -> float:
+        """How much longer reading this copy takes than one in DRAM that is there."""
         slowness = 1.0
-        if copy.host != host or not host:
-            slowness /= self.seeds.remote_share
         if copy.located.slot.tier is Tier.SSD:
             slowness /= self.seeds.ssd_share
+        if copy.hint:
+            slowness /= self.seeds.hint_share
         return slowness
 
-    def load_ms(self, ask: Ask, slowness: float, rates: Rates) -> float:
-        """One block of this slowness."""
-        near_ms = ask.block_bytes / rates.load_bytes_per_s * _S_TO_MS
-        return near_ms * slowness + self.seeds.block_overhead_ms
+    def runs(self, ask: Ask) -> list[Run]:
+        """The reusable blocks by who holds them, front to back.
 
-    def best_reuse(self, ask: Ask, route: Route, rates: Rates) -> Reuse:
-        """The prefix that makes loading plus computing shortest, on equality the longest.
-
-        Where the network is slow and the worker fast, computing beats loading: then the
-        prefix is shorter than what the pool has, or empty. Within a run of equally
-        slow copies all or none are worth it, so only the ends of runs are tried.
+        A plan ends where a run does: within one all blocks are equally quick to load,
+        and the later ones save more than the earlier ones.
         """
-        saved_ms = ask.block_tokens / rates.tokens_per_s * _S_TO_MS
-        transfer_ms = gain_ms = best_gain_ms = best_transfer_ms = 0.0
-        length = best_length = 0
-        for run in route.runs:
-            load_ms = self.load_ms(ask, run.slowness, rates)
-            length += run.blocks
-            transfer_ms += run.blocks * load_ms
-            gain_ms += run.blocks * (saved_ms - load_ms)
-            if gain_ms >= best_gain_ms:
-                best_length, best_gain_ms = length, gain_ms
-                best_transfer_ms = transfer_ms
-        return self._reuse(ask, route, best_length, best_transfer_ms, rates)
+        runs: list[Run] = []
+        for copies in ask.prefix[: ask.reusable_blocks]:
+            holders: dict[str, float] = {}
+            for copy in copies:
+                known = holders.get(copy.host, _NEVER)
+                holders[copy.host] = min(known, self.slowness(copy))
+            if runs and runs[-1].holders == holders:
+                runs[-1] = Run(runs[-1].blocks + 1, holders)
+            else:
+                runs.append(Run(1, holders))
+        return runs
 
-    def whole_reuse(self, ask: Ask, route: Route, rates: Rates) -> Reuse:
-        """The cost of loading all of the route, and computing the rest."""
-        transfer_ms = sum(
-            run.blocks * self.load_ms(ask, run.slowness, rates) for run in route.runs
+    def near_ms(self, ask: Ask, loader: Loader, run: Run) -> float:
+        """One block of ``run`` from the loader's own host.
+
+        A node without a host shares memory with nobody: all is far from it.
+        """
+        slowness = run.holders.get(loader.host, _NEVER) if loader.host else _NEVER
+        return self._block_ms(ask, loader.loading.near_byte_ms * slowness)
+
+    def far_ms(
+        self, ask: Ask, loader: Loader, run: Run, outflows: Mapping[str, float]
+    ) -> float:
+        """One block of ``run`` from all other hosts that hold it, at once.
+
+        Each gives what its link has left; the loader's own link takes no more than it
+        has left.
+        """
+        rate = sum(
+            1 / (slowness * (1 + outflows.get(host, 0.0)))
+            for host, slowness in run.holders.items()
+            if host != loader.host or not host
         )
-        return self._reuse(ask, route, len(route.copies), transfer_ms, rates)
+        if not rate:
+            return _NEVER
+        shared = max(1 + loader.inflows, 1 / rate)
+        return self._block_ms(ask, loader.loading.far_byte_ms * shared)
+
+    def from_ms(
+        self,
+        ask: Ask,
+        loader: Loader,
+        run: Run,
+        source: str,
+        outflows: Mapping[str, float],
+    ) -> float:
+        """One block of ``run`` from one other host."""
+        alone = Run(run.blocks, {source: run.holders[source]})
+        return self.far_ms(ask, loader, alone, outflows)
+
+    def plan(
+        self,
+        ask: Ask,
+        loader: Loader,
+        loads: Sequence[Load],
+        rule: ReuseRule,
+    ) -> Plan:
+        """Load these runs: all of them, or up to where it is cheapest.
+
+        ``ReuseRule.CHEAPEST`` takes, of equally quick plans, the one that loads most.
+        """
+        best = self._plan(ask, loader, 0, 0.0)
+        blocks, load_ms = 0, loader.loading.fixed_ms
+        for load in loads:
+            blocks += load.run.blocks
+            load_ms += load.run.blocks * load.block_ms
+            plan = self._plan(ask, loader, blocks, load_ms)
+            if rule is not ReuseRule.CHEAPEST or plan.made_ms <= best.made_ms:
+                best = plan
+        return best
 
     def decode_cost(self, ask: Ask, worker: DecodeWorker) -> DecodeCost:
         """How long the request waits for room there, and the pace it then gets."""
-        step_ms = worker.step_ms or self.seeds.step_ms
+        seeds = self.seeds
         ahead = worker.waiting + worker.booked
-        if worker.running:
-            step_ms *= 1 + self.seeds.join_share * (ahead + 1) / worker.running
+        running = max(0.0, worker.running + worker.coming)
+        if worker.curve is not None:
+            rows = max(0.0, running + ahead) + 1
+            kv_tokens = max(0.0, worker.kv_tokens + worker.coming_kv_tokens)
+            tbt_ms = worker.curve.ms(rows, kv_tokens + ask.prompt_tokens)
         else:
-            step_ms *= 1 + self.seeds.join_share * ahead
+            share = (ahead + 1) / running if running else float(ahead)
+            tbt_ms = (worker.step_ms or seeds.step_ms) * (1 + seeds.join_share * share)
         capacity = worker.kv_tokens_capacity
         full = capacity and worker.kv_tokens + ask.reserved_tokens > capacity
         turns = (worker.waiting + 1) if full else 0
-        answer_ms = self.seeds.answer_tokens * step_ms
-        return DecodeCost(turns * answer_ms / max(1, worker.running), step_ms)
+        answer_ms = (ask.answer_tokens or seeds.answer_tokens) * tbt_ms
+        return DecodeCost(turns * answer_ms / max(1, worker.running), tbt_ms)
 
-    def handover_ms(self, prefill_host: str, decode_host: str) -> float:
+    def handover_ms(
+        self, prefill: NodeRef | None, host: str, decode: DecodeWorker
+    ) -> float:
         """From the last layer's end until decode has verified it."""
-        if prefill_host == decode_host:
+        if prefill is None:
+            return 0.0
+        if prefill == decode.ref:
+            return self.seeds.self_handover_ms
+        if host == decode.host:
             return self.seeds.handover_ms
         return self.seeds.remote_handover_ms
 
-    def _reuse(
-        self, ask: Ask, route: Route, blocks: int, transfer_ms: float, rates: Rates
-    ) -> Reuse:
-        rest_tokens = max(0, ask.kv_tokens - blocks * ask.block_tokens)
-        return Reuse(
-            route=route,
-            blocks=blocks,
-            hit_tokens=blocks * ask.block_tokens,
-            transfer_ms=transfer_ms,
-            rest_tokens=rest_tokens,
-            compute_ms=rest_tokens / rates.tokens_per_s * _S_TO_MS,
-        )
+    def _block_ms(self, ask: Ask, byte_ms: float) -> float:
+        return ask.block_bytes * byte_ms + self.seeds.block_overhead_ms
 
-
-class Routes:
-    """The cheapest copies of a request's prefix for each host; equal ones made once."""
-
-    def __init__(self, cost: CostModel, ask: Ask) -> None:
-        """For one request."""
-        self._cost = cost
-        self._prefix = ask.prefix[: ask.reusable_blocks]
-        self._holders = {copy.host for block in self._prefix for copy in block}
-        self._known: dict[str, Route] = {}
-
-    def to(self, host: str) -> Route:
-        """Where a worker on ``host`` would load each block from."""
-        # to hosts that hold nothing of it, everything is equally far
-        name = host if host in self._holders else ""
-        route = self._known.get(name)
-        if route is None:
-            route = self.through(
-                [self._nearest(block, name) for block in self._prefix], name
-            )
-            self._known[name] = route
-        return route
-
-    def through(self, copies: Sequence[Copy], host: str) -> Route:
-        """The route that loads exactly these blocks from these copies."""
-        runs: list[Run] = []
-        for copy in copies:
-            slowness = self._cost.slowness(copy, host)
-            if runs and runs[-1].slowness == slowness:
-                runs[-1] = Run(slowness, runs[-1].blocks + 1)
-            else:
-                runs.append(Run(slowness, 1))
-        return Route(tuple(copies), tuple(runs))
-
-    def _nearest(self, block: Sequence[Copy], host: str) -> Copy:
-        return min(block, key=lambda copy: self._cost.slowness(copy, host))
+    def _plan(self, ask: Ask, loader: Loader, blocks: int, load_ms: float) -> Plan:
+        hit_tokens = blocks * ask.block_tokens
+        rest_tokens = max(0, ask.kv_tokens - hit_tokens)
+        transfer_ms = load_ms if blocks else 0.0
+        compute_ms = loader.curve.ms(rest_tokens, hit_tokens)
+        hidden_ms = self.seeds.overlap_share * min(transfer_ms, compute_ms)
+        made_ms = transfer_ms + compute_ms - hidden_ms
+        return Plan(blocks, hit_tokens, transfer_ms, rest_tokens, compute_ms, made_ms)

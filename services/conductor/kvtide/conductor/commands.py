@@ -53,7 +53,7 @@ class RecordEnd:
     """Keep how a request ended; the prediction is there if it was made here."""
 
     ended: RequestEnded
-    predicted_ttft_ms: float | None = None
+    predicted: CandidateEstimate | None = None
 
 
 @dataclass(frozen=True, slots=True)

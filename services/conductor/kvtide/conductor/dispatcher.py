@@ -13,6 +13,7 @@ from kvtide.bus.messages import (
     GatewayLoad,
     NodeView,
     Placed,
+    PlacementMade,
     RequestEnded,
     StatusReply,
 )
@@ -53,12 +54,18 @@ from kvtide.conductor.reducers.admission import (
 )
 from kvtide.conductor.reducers.answers import Answers
 from kvtide.conductor.reducers.bookings import Bookings
+from kvtide.conductor.reducers.costs import Costs
 from kvtide.conductor.reducers.explanations import Explanations
+from kvtide.conductor.reducers.fleet import FleetTable
+from kvtide.conductor.reducers.limits import TenantLimits
 from kvtide.conductor.reducers.membership import Membership
+from kvtide.conductor.reducers.outlook import Outlook
 from kvtide.conductor.reducers.prefix_index import PrefixIndex
 from kvtide.conductor.reducers.replication import Replication, ReplicationRules
+from kvtide.conductor.reducers.sight import Sight
+from kvtide.conductor.serving import ServingRules
 from kvtide.kv import NodeRef, Role
-from kvtide.policy import LeastTtft, PlacementPolicy
+from kvtide.policy import ColumnPolicy, PolicyName, rules_of
 
 _S_TO_MS = 1000.0
 
@@ -70,16 +77,29 @@ class Dispatcher:
         self,
         me: NodeRef,
         *,
-        policy: PlacementPolicy | None = None,
+        policy: ColumnPolicy | None = None,
         limits: ConductorLimits | None = None,
         replication: ReplicationRules | None = None,
+        serving: ServingRules | None = None,
     ) -> None:
         """Start knowing nothing; everything comes as events."""
         self.me = me
+        policy = policy or ColumnPolicy(rules_of(PolicyName.BEST))
+        serving = serving or ServingRules()
         self._limits = limits or ConductorLimits()
         self._members = Membership()
         self._index = PrefixIndex()
         self._bookings = Bookings(self._limits)
+        self._costs = Costs(policy.seeds, serving.profiles)
+        self._fleet = FleetTable(self._bookings, self._costs)
+        self._outlook = Outlook(
+            self._members,
+            self._fleet,
+            serving.prediction,
+            answer_tokens=policy.seeds.answer_tokens,
+            tbt_ms=policy.seeds.step_ms,
+        )
+        self._tenants = TenantLimits(serving.quotas, serving.default_quota)
         self._answers = Answers(self._limits)
         self._explanations = Explanations(self._limits.explanations)
         rules = replication or ReplicationRules()
@@ -87,12 +107,15 @@ class Dispatcher:
         self._admission = Admission(
             Knowledge(
                 self._members,
-                self._index,
+                Sight(self._members, self._index, self._fleet),
+                self._fleet,
                 self._bookings,
                 self._answers,
                 self._explanations,
+                self._outlook,
+                self._tenants,
             ),
-            policy or LeastTtft(),
+            policy,
         )
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
@@ -143,8 +166,7 @@ class Dispatcher:
         match news:
             case PlacementHeard(made):
                 if made.conductor != self.me:
-                    self._bookings.book(booking_of(made, now_s))
-                    self._replication.heard(made, now_s)
+                    self._heard(made, now_s)
             case EndHeard(ended):
                 return self._ended(ended, now_s)
             case MemberSeen(beat):
@@ -162,12 +184,21 @@ class Dispatcher:
                 assert_never(news)
         return []
 
+    def _heard(self, made: PlacementMade, now_s: float) -> None:
+        """Another conductor placed a request."""
+        self._replication.heard(made, now_s)
+        if self._bookings.book(booking_of(made, now_s)):
+            self._outlook.placed(made, now_s)
+            tokens = max(0, made.prompt_tokens) + max(0, made.max_new_tokens)
+            self._tenants.heard(made.tenant, made.request, tokens, now_s)
+
     def _tick(self, now_s: float) -> None:
         for beat in self._members.live(Role.GATEWAY):
             if _is_idle(beat):
                 self._bookings.gateway_idle(beat.node, now_s)
         self._bookings.tick(now_s)
         self._answers.tick(now_s)
+        self._tenants.tick(now_s)
         self._index.sweep(self._limits.swept_keys)
 
     @property
@@ -188,10 +219,14 @@ class Dispatcher:
 
     def _seen(self, beat: Beat, now_s: float) -> list[Command]:
         before = self._members.seen(beat)
+        if before is not None and before.node.epoch > beat.node.epoch:
+            return []
         if before is not None and before.node.epoch < beat.node.epoch:
             self._lost(before)
         if Role.STORE in beat.roles:
             self._replication.store_seen(beat.node, now_s)
+        self._costs.seen(beat, before)
+        self._fleet.seen(beat)
         self._bookings.reported(beat.node.node, now_s)
         if before is not None and _recorded(before) == _recorded(beat):
             return []
@@ -202,6 +237,9 @@ class Dispatcher:
         if beat is None:
             return []
         self._lost(beat)
+        row = self._fleet.gone(ref.node)
+        if row is not None:
+            self._outlook.row_gone(row)
         return [RecordNodeGone(ref.node, beat)]
 
     def _lost(self, beat: Beat) -> None:
@@ -215,14 +253,14 @@ class Dispatcher:
     def _ended(self, ended: RequestEnded, now_s: float) -> list[Command]:
         """Close the book; the conductor that placed it records it, if it still lives."""
         booking = self._bookings.end(ended.request, now_s)
+        self._outlook.ended(ended, now_s)
+        used_tokens = max(0, ended.prompt_tokens) + max(0, ended.output_tokens)
+        self._tenants.ended(ended.request, used_tokens, now_s)
         ours = self._answers.forget(ended.request) is not None
         theirs = booking is not None and booking.conductor != self.me and not ours
         if booking is not None and theirs and self._members.is_live(booking.conductor):
             return []
-        predicted_ttft_ms = self._explanations.predicted_ttft_ms(
-            ended.request, ended.attempt
-        )
-        return [RecordEnd(ended, predicted_ttft_ms)]
+        return [RecordEnd(ended, self._explanations.ended(ended))]
 
     def _status(self, asked: StatusAsked, now_s: float) -> StatusReply:
         return StatusReply(

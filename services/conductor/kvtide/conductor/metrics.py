@@ -4,6 +4,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from kvtide.bus.messages import (
     Admit,
+    CandidateEstimate,
     ConductorLoad,
     DropExtras,
     Placed,
@@ -11,11 +12,11 @@ from kvtide.bus.messages import (
     RequestEnded,
 )
 from kvtide.conductor.commands import Answer
+from kvtide.conductor.prediction_metrics import PredictionMetrics
 
 _DECISION_BUCKETS_S = (
     0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 0.5,
 )  # fmt: skip
-_ERROR_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
 
 
 class ConductorMetrics:
@@ -53,12 +54,8 @@ class ConductorMetrics:
             ["subject"],
             registry=registry,
         )
-        self._ttft_error = Histogram(
-            "kvtide_conductor_ttft_error_ratio",
-            "Predicted against actual time to first token: |predicted / actual - 1|",
-            buckets=_ERROR_BUCKETS,
-            registry=registry,
-        )
+        self._ttft = PredictionMetrics("ttft", "time to first token", registry)
+        self._tbt = PredictionMetrics("tbt", "time between tokens", registry)
         self._copies = Counter(
             "kvtide_conductor_replica_orders",
             "Copies that stores were told to make, by reason, or to drop (cold)",
@@ -96,11 +93,15 @@ class ConductorMetrics:
         self._bookings.set(load.bookings)
         self._exact.set(load.exact)
 
-    def ended(self, ended: RequestEnded, predicted_ttft_ms: float | None) -> None:
-        """A terminal answer was heard; ``predicted_ttft_ms`` if this one placed it."""
+    def ended(self, ended: RequestEnded, predicted: CandidateEstimate | None) -> None:
+        """A terminal answer was heard; ``predicted`` if this one placed it."""
         self._ended.labels(ended.outcome.value).inc()
-        if predicted_ttft_ms is not None and ended.ttft_ms:
-            self._ttft_error.observe(abs(predicted_ttft_ms / ended.ttft_ms - 1))
+        if predicted is None:
+            return
+        if ended.ttft_ms:
+            self._ttft.observed(predicted.ttft_ms, ended.ttft_ms)
+        if ended.tbt_ms:
+            self._tbt.observed(predicted.tbt_ms, ended.tbt_ms)
 
     def told(self, message: Replicate | DropExtras) -> None:
         """A store was told to make or drop copies."""

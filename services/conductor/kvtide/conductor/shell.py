@@ -220,8 +220,8 @@ class ConductorService:
                 case RecordDecision():
                     me = self._node.ref.node
                     self._put(decision_row(command, me, wall_s))
-                case RecordEnd(ended, predicted_ttft_ms):
-                    self._metrics.ended(ended, predicted_ttft_ms)
+                case RecordEnd(ended, predicted):
+                    self._metrics.ended(ended, predicted)
                     for row in end_rows(command, wall_s):
                         self._put(row)
                 case RecordNode(beat):

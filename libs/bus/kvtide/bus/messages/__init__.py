@@ -55,6 +55,7 @@ from kvtide.bus.messages.membership import (
     GatewayLoad,
     Goodbye,
     Load,
+    LoadSample,
     NodeState,
     PrefillLoad,
     StepSample,
@@ -94,9 +95,11 @@ from kvtide.bus.messages.sampling import (
     TokenLogprobs,
 )
 from kvtide.bus.messages.status import (
+    ActualTimes,
     Explained,
     ExplainQuery,
     NodeView,
+    OtherCandidates,
     StatusQuery,
     StatusReply,
 )
@@ -187,6 +190,7 @@ AnyMessage = (
 
 __all__ = [
     "Ack",
+    "ActualTimes",
     "Admit",
     "AnyMessage",
     "ArenaGrant",
@@ -234,9 +238,11 @@ __all__ = [
     "LeaseRelease",
     "ListBlocks",
     "Load",
+    "LoadSample",
     "Message",
     "NodeState",
     "NodeView",
+    "OtherCandidates",
     "Outcome",
     "Owned",
     "PartSums",

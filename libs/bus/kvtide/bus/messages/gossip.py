@@ -8,7 +8,7 @@ gap, or a new epoch, pulls a snapshot: ``SnapshotPull`` → ``SnapshotPage`` unt
 import msgspec
 
 from kvtide.bus.messages.base import Message
-from kvtide.kv import BlockKey, Located, NodeId, NodeRef, RequestId
+from kvtide.kv import BlockKey, Located, NodeId, NodeRef, RequestId, TenantId
 
 
 class Dropped(msgspec.Struct, frozen=True, array_like=True):
@@ -46,7 +46,9 @@ class SnapshotPage(Message, frozen=True, tag="snapshot_page"):
 class PlacementMade(Message, frozen=True, tag="placement_made"):
     """A conductor placed a request: others book it, stores keep ``keys`` warm.
 
-    ``hold_ms`` is how long the reused blocks are expected to be needed.
+    ``hold_ms`` is how long the reused blocks are expected to be needed, ``transfer_ms``
+    how long they are loaded from ``sources`` once their turn comes. ``ttft_ms`` and
+    ``tbt_ms`` are predictions.
     """
 
     conductor: NodeRef
@@ -62,3 +64,8 @@ class PlacementMade(Message, frozen=True, tag="placement_made"):
     prefill_ms: float
     keys: tuple[BlockKey, ...]
     hold_ms: float
+    tenant: TenantId = TenantId("")
+    transfer_ms: float = 0.0
+    ttft_ms: float = 0.0
+    tbt_ms: float = 0.0
+    sources: tuple[NodeId, ...] = ()

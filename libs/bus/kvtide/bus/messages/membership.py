@@ -47,6 +47,18 @@ class StepSample(msgspec.Struct, frozen=True, array_like=True):
     ms: float
 
 
+class LoadSample(msgspec.Struct, frozen=True, array_like=True):
+    """One measured load of blocks, from this host and from others.
+
+    ``flows`` is how many other loads from far were under way.
+    """
+
+    near_bytes: int
+    far_bytes: int
+    flows: int
+    ms: float
+
+
 class PrefillLoad(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="prefill"
 ):
@@ -54,7 +66,8 @@ class PrefillLoad(
 
     ``tokens_per_s`` are computed tokens of a step's time, ``reused_tokens_per_s`` and
     ``load_bytes_per_s`` loaded ones of a load's. ``queue_ms`` is when a prompt that
-    came now is predicted to begin. ``step`` is the last step; ``busy_share`` is the
+    came now is predicted to begin. ``loads`` counts loads since the start, ``load`` is
+    the last one. ``step`` is the last step; ``busy_share`` is the
     recent share of time in which the engine computed a step for this role.
     """
 
@@ -66,6 +79,8 @@ class PrefillLoad(
     load_bytes_per_s: float = 0.0
     reused_tokens_per_s: float = 0.0
     queue_ms: float = 0.0
+    loads: int = 0
+    load: LoadSample | None = None
     step: StepSample | None = None
     busy_share: float = 0.0
     bound: Bound | None = None
@@ -149,7 +164,8 @@ class Beat(Message, frozen=True, tag="beat"):
     ``host`` is equal for nodes that share memory (the transfer library's
     ``shm_host``). ``arenas`` are a store's arenas as read capabilities, position =
     ``SlotRef.arena``; workers on its host ask for write ones (``ArenaRequest``).
-    ``protocol`` is the version of these messages.
+    ``protocol`` is the version of these messages. Workers of one ``worker_class`` are
+    equally fast; "" is not known. ``capable`` are the roles that a worker could have.
     """
 
     node: NodeRef
@@ -165,6 +181,8 @@ class Beat(Message, frozen=True, tag="beat"):
     http: str = ""
     protocol: int = 1
     started_wall_s: float = 0.0
+    worker_class: str = ""
+    capable: tuple[Role, ...] = ()
 
 
 class Goodbye(Message, frozen=True, tag="goodbye"):

@@ -36,10 +36,36 @@ class ExplainQuery(Message, frozen=True, tag="explain_query"):
     request: RequestId
 
 
+class OtherCandidates(msgspec.Struct, frozen=True, kw_only=True):
+    """Predicted times to first token of the candidates that are not listed."""
+
+    candidates: int
+    least_ttft_ms: float
+    median_ttft_ms: float
+    most_ttft_ms: float
+
+
+class ActualTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a placement. Times are None when no token, or only one, was sent."""
+
+    outcome: str
+    cached_tokens: int
+    output_tokens: int
+    ttft_ms: float | None
+    tbt_ms: float | None
+
+
 class Explained(Message, frozen=True, tag="explained"):
-    """The candidates of the newest attempt, best first, and the sentence."""
+    """The candidates of the newest attempt, best first, and the sentence.
+
+    ``considered`` counts all; ``others`` sums up those that are not listed. ``actual``
+    is there once the request has ended.
+    """
 
     request: RequestId
     attempt: int
     candidates: tuple[CandidateEstimate, ...]
     reason: str
+    considered: int = 0
+    others: OtherCandidates | None = None
+    actual: ActualTimes | None = None

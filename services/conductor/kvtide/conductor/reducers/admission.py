@@ -4,12 +4,10 @@ The one place where the other reducers meet: members are candidates, the index t
 prefix, bookings add to the loads, answers make it idempotent, the policy decides.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtide.bus.messages import (
     Admit,
-    Beat,
     CandidateEstimate,
     Placed,
     PlacementMade,
@@ -20,19 +18,23 @@ from kvtide.conductor.commands import Announce, Answer, Command, RecordDecision
 from kvtide.conductor.reducers.answers import Answers, Asked
 from kvtide.conductor.reducers.bookings import Booking, Bookings
 from kvtide.conductor.reducers.explanations import Explanations
-from kvtide.conductor.reducers.loads import decode_worker, prefill_worker
-from kvtide.conductor.reducers.membership import Membership, ModelWorkers
-from kvtide.conductor.reducers.prefix_index import PrefixIndex
-from kvtide.conductor.reducers.rejections import no_model, stale, too_large
+from kvtide.conductor.reducers.fleet import FleetTable, ModelRows
+from kvtide.conductor.reducers.limits import TenantLimits
+from kvtide.conductor.reducers.membership import Line, Membership
+from kvtide.conductor.reducers.outlook import Outlook
+from kvtide.conductor.reducers.rejections import denied, no_model, stale, too_large
+from kvtide.conductor.reducers.sight import Sight
 from kvtide.kv import Layout, NodeRef
 from kvtide.policy import (
+    LEAST_RETRY_MS,
     Ask,
-    Cluster,
-    Copy,
+    Bottleneck,
+    ColumnPolicy,
     Estimate,
     Placement,
-    PlacementPolicy,
+    RankRule,
     Refusal,
+    RestSummary,
 )
 
 _HOLD_MARGIN_MS = 2000.0
@@ -43,10 +45,13 @@ class Knowledge:
     """The reducers that admission reads, and writes bookings and answers to."""
 
     membership: Membership
-    index: PrefixIndex
+    sight: Sight
+    fleet: FleetTable
     bookings: Bookings
     answers: Answers
     explanations: Explanations
+    outlook: Outlook
+    limits: TenantLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +65,11 @@ class Decision:
 class Admission:
     """Answers each ``Admit`` at once, and the same one the same way."""
 
-    def __init__(self, known: Knowledge, policy: PlacementPolicy) -> None:
+    def __init__(self, known: Knowledge, policy: ColumnPolicy) -> None:
         """``known`` is shared with the dispatcher."""
         self._known = known
         self._policy = policy
+        self._turn = 0
 
     def decide(self, admit: Admit, me: NodeRef, now_s: float) -> Decision:
         """Place the request, or say why not. Idempotent by (request, attempt)."""
@@ -73,15 +79,27 @@ class Admission:
         given = known.answers.get(admit.request)
         if given is not None and self._still_good(given.answer, admit):
             return Decision(given.answer)
-        workers = known.membership.workers(admit.model, admit.excluded)
-        if workers is None:
+        line = known.membership.line(admit.model)
+        if line is None:
             return self._rejected(admit, no_model(admit, known.membership), now_s)
-        if admit.prompt_tokens >= workers.facts.max_tokens:
-            return self._rejected(admit, too_large(admit, workers.facts), now_s)
-        ask = self._ask(admit, workers)
-        verdict = self._verdict(admit, ask, workers)
+        if admit.prompt_tokens >= line.facts.max_tokens:
+            return self._rejected(admit, too_large(admit, line.facts), now_s)
+        return self._decide(admit, line, me, now_s)
+
+    def _decide(self, admit: Admit, line: Line, me: NodeRef, now_s: float) -> Decision:
+        """Of a request that could be served: whether and where."""
+        known = self._known
+        ask = self._ask(admit, line)
+        used = ask.reserved_tokens
+        over = known.limits.grant(admit.tenant, admit.request, used, now_s)
+        if over is not None:
+            return self._rejected(admit, denied(admit, over), now_s)
+        rows = known.fleet.rows(admit.model, line, admit.excluded)
+        verdict = self._verdict(admit, ask, rows, now_s)
         if isinstance(verdict, Refusal):
-            return self._refused(admit, verdict, now_s)
+            known.limits.release(admit.request, now_s)
+            calm = self._calm(ask, verdict, rows, now_s)
+            return self._refused(admit, calm, now_s)
         return self._placed(admit, ask, verdict, me, now_s)
 
     def _stale(self, admit: Admit) -> Rejected | None:
@@ -118,61 +136,74 @@ class Admission:
             members.is_live(ref) and ref.node not in admit.excluded for ref in refs
         )
 
-    def _ask(self, admit: Admit, workers: ModelWorkers) -> Ask:
-        facts = workers.facts
+    def _ask(self, admit: Admit, line: Line) -> Ask:
+        facts = line.facts
+        self._turn += 1
         answer_room = max(0, facts.max_tokens - admit.prompt_tokens)
+        max_new_tokens = max(0, min(admit.max_new_tokens, answer_room))
+        ttft_ms, tbt_ms = self._policy.targets.of(
+            admit.tenant, admit.ttft_ms, admit.tbt_ms
+        )
         return Ask(
             prompt_tokens=max(0, admit.prompt_tokens),
-            max_new_tokens=max(0, min(admit.max_new_tokens, answer_room)),
+            max_new_tokens=max_new_tokens,
             block_tokens=facts.block_tokens,
             block_bytes=Layout.of(facts).slot_bytes,
-            prefix=self._prefix(admit),
-            ttft_ms=admit.ttft_ms,
-            tbt_ms=admit.tbt_ms,
+            ttft_ms=ttft_ms,
+            tbt_ms=tbt_ms,
+            priority=admit.priority,
+            turn=self._turn,
+            answer_tokens=self._known.outlook.answer_tokens(max_new_tokens),
         )
 
-    def _prefix(self, admit: Admit) -> tuple[tuple[Copy, ...], ...]:
-        """Copies at stores that are live; the first block without one ends it."""
-        prefix: list[tuple[Copy, ...]] = []
-        for located in self._known.index.prefix(admit.keys):
-            copies: list[Copy] = []
-            for copy in located:
-                store = self._known.membership.get(copy.slot.node)
-                if store is not None and store.node.epoch == copy.slot.epoch:
-                    copies.append(Copy(copy, store.host))
-            if not copies:
-                break
-            prefix.append(tuple(copies))
-        return tuple(prefix)
-
     def _verdict(
-        self, admit: Admit, ask: Ask, workers: ModelWorkers
+        self, admit: Admit, ask: Ask, rows: ModelRows, now_s: float
     ) -> Placement | Refusal:
         """The policy's choice; another conductor's for this attempt comes first.
 
         A gateway that had no answer from another conductor in time asks us with the
         same attempt: choosing the same workers leaves one placement, not two.
         """
-        booking = self._known.bookings.release(admit.request)
+        known = self._known
+        booking = known.bookings.release(admit.request)
+        known.outlook.released(admit.request, now_s)
         if booking is not None and booking.attempt == admit.attempt:
-            verdict = self._policy.place(ask, self._cluster(workers, only=booking))
+            only = known.fleet.only(rows, booking.prefill, booking.decode)
+            verdict = self._place(admit, ask, only, now_s)
             if isinstance(verdict, Placement):
                 return verdict
-        return self._policy.place(ask, self._cluster(workers))
+        return self._place(admit, ask, rows, now_s)
 
-    def _cluster(
-        self, workers: ModelWorkers, *, only: Booking | None = None
-    ) -> Cluster:
-        prefills: Sequence[Beat] = workers.prefills
-        decodes: Sequence[Beat] = workers.decodes
-        if only is not None:
-            prefills = [beat for beat in prefills if beat.node.node == only.prefill]
-            decodes = [beat for beat in decodes if beat.node.node == only.decode]
-        booked = self._known.bookings
-        return Cluster(
-            tuple(prefill_worker(beat, booked) for beat in prefills),
-            tuple(decode_worker(beat, booked) for beat in decodes),
-        )
+    def _place(
+        self, admit: Admit, ask: Ask, rows: ModelRows, now_s: float
+    ) -> Placement | Refusal:
+        known, policy = self._known, self._policy
+        holdings = known.sight.holdings(admit.keys)
+        held_tokens = holdings.blocks * ask.block_tokens
+        start_ms = known.fleet.start_ms(rows, ask.kv_tokens - held_tokens)
+        life_tokens = 0.0
+        if policy.rules.rank is RankRule.COMPLETION:
+            life_tokens = ask.answer_tokens
+        coming = known.outlook.coming(rows, now_s, start_ms, life_tokens)
+        inflows = known.outlook.inflows(rows, now_s)
+        outflows = known.outlook.outflows(now_s)
+        fleet = known.fleet.fleet(rows, coming, inflows, outflows)
+        return policy.place(ask, holdings, fleet)
+
+    def _calm(
+        self, ask: Ask, refusal: Refusal, rows: ModelRows, now_s: float
+    ) -> Refusal:
+        """With the time to retry from the forecast, where decode is what is full."""
+        best = refusal.candidates[0] if refusal.candidates else None
+        target_ms = ask.tbt_ms
+        decode = refusal.bottleneck is Bottleneck.DECODE
+        if best is None or not decode or not target_ms or best.tbt_ms <= target_ms:
+            return refusal
+        share = target_ms / best.tbt_ms
+        calm_ms = self._known.outlook.calm_ms(rows, now_s, share)
+        if calm_ms is None:
+            return refusal
+        return replace(refusal, retry_after_ms=max(LEAST_RETRY_MS, calm_ms))
 
     def _rejected(
         self,
@@ -181,10 +212,11 @@ class Admission:
         now_s: float,
         candidates: tuple[CandidateEstimate, ...] = (),
         considered: int = 0,
+        rest: RestSummary | None = None,
     ) -> Decision:
         known = self._known
         known.answers.keep(admit, answer, now_s)
-        known.explanations.keep(answer, candidates)
+        known.explanations.keep(answer, candidates, considered, rest)
         record = RecordDecision(admit, answer, candidates, considered)
         return Decision(answer, (record,))
 
@@ -200,7 +232,9 @@ class Admission:
             retry_after_ms=refusal.retry_after_ms,
         )
         candidates = tuple(shown(estimate) for estimate in refusal.candidates)
-        return self._rejected(admit, answer, now_s, candidates, refusal.considered)
+        return self._rejected(
+            admit, answer, now_s, candidates, refusal.considered, refusal.rest
+        )
 
     def _placed(
         self, admit: Admit, ask: Ask, verdict: Placement, me: NodeRef, now_s: float
@@ -229,12 +263,18 @@ class Admission:
             prefill_ms=chosen.estimate.prefill_ms,
             keys=admit.keys[: len(chosen.reuse)],
             hold_ms=chosen.estimate.ttft_ms + _HOLD_MARGIN_MS,
+            tenant=admit.tenant,
+            transfer_ms=chosen.estimate.transfer_ms,
+            ttft_ms=chosen.estimate.ttft_ms,
+            tbt_ms=chosen.estimate.tbt_ms,
+            sources=tuple(sorted({copy.slot.node for copy in chosen.reuse})),
         )
         known = self._known
         known.bookings.book(booking_of(made, now_s))
+        known.outlook.placed(made, now_s)
         known.answers.keep(admit, answer, now_s)
         candidates = tuple(shown(estimate) for estimate in verdict.candidates)
-        known.explanations.keep(answer, candidates)
+        known.explanations.keep(answer, candidates, verdict.considered, verdict.rest)
         record = RecordDecision(admit, answer, candidates, verdict.considered)
         return Decision(answer, (Announce(made), record))
 
@@ -248,7 +288,7 @@ def booking_of(made: PlacementMade, now_s: float) -> Booking:
         gateway=made.gateway,
         prefill=made.prefill,
         decode=made.decode,
-        new_tokens=max(0, made.new_tokens),
+        prefill_ms=max(0.0, made.prefill_ms),
         reserved_tokens=max(0, made.prompt_tokens) + max(0, made.max_new_tokens),
         at_s=now_s,
     )

@@ -5,16 +5,20 @@ memory of the request's newest attempt until it ends.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvtide.conductor.limits import ConductorLimits
 from kvtide.conductor.reducers.ledger import Ledger
 from kvtide.kv import NodeId, NodeRef, RequestId
 
+_MICROS = 1000
+"""Work is counted in whole microseconds, so that no rounding is left behind."""
+
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """One placement. ``reserved_tokens`` is what decode keeps room for."""
+    """One placement: how long prefill will work, and what decode keeps room for."""
 
     request: RequestId
     attempt: int
@@ -22,7 +26,7 @@ class Booking:
     gateway: NodeRef
     prefill: NodeId | None
     decode: NodeId
-    new_tokens: int
+    prefill_ms: float
     reserved_tokens: int
     at_s: float
 
@@ -36,8 +40,9 @@ class Bookings:
         self._booked: OrderedDict[RequestId, Booking] = OrderedDict()
         self._ended: OrderedDict[RequestId, float] = OrderedDict()
         self._by_gateway: dict[NodeRef, set[RequestId]] = {}
-        self._prefill = Ledger()
-        self._decode = Ledger()
+        self._listeners: list[Callable[[NodeId], None]] = []
+        self._prefill = Ledger(self._changed)
+        self._decode = Ledger(self._changed)
 
     def __len__(self) -> int:
         """Requests in the book."""
@@ -68,7 +73,8 @@ class Bookings:
         self._by_gateway.setdefault(booking.gateway, set()).add(request)
         now_s = booking.at_s
         if booking.prefill is not None:
-            self._prefill.add(booking.prefill, request, booking.new_tokens, now_s)
+            micros = round(max(0.0, booking.prefill_ms) * _MICROS)
+            self._prefill.add(booking.prefill, request, micros, now_s)
         self._decode.add(booking.decode, request, booking.reserved_tokens, now_s)
         while len(self._booked) > self._limits.bookings:
             self._remove(next(iter(self._booked)))
@@ -122,9 +128,13 @@ class Bookings:
                 break
             del self._ended[request]
 
-    def prefill_tokens(self, node: NodeId) -> int:
-        """Tokens to compute that this node will have, beyond what it reports."""
-        return self._prefill.tokens(node)
+    def on_change(self, listener: Callable[[NodeId], None]) -> None:
+        """Tell ``listener`` of each node whose booked load changes."""
+        self._listeners.append(listener)
+
+    def prefill_ms(self, node: NodeId) -> float:
+        """Work that this node will have, beyond what it reports."""
+        return self._prefill.tokens(node) / _MICROS
 
     def decode_tokens(self, node: NodeId) -> int:
         """Tokens of KV that this node will keep, beyond what it reports."""
@@ -140,6 +150,10 @@ class Bookings:
         self._by_gateway.clear()
         self._prefill.clear()
         self._decode.clear()
+
+    def _changed(self, node: NodeId) -> None:
+        for listener in self._listeners:
+            listener(node)
 
     def _remove(self, request: RequestId) -> Booking | None:
         booking = self._booked.pop(request, None)

@@ -2,9 +2,19 @@
 
 from collections import OrderedDict
 
-from kvtide.bus.messages import CandidateEstimate, Explained, Failure
+import msgspec
+
+from kvtide.bus.messages import (
+    ActualTimes,
+    CandidateEstimate,
+    Explained,
+    Failure,
+    OtherCandidates,
+    RequestEnded,
+)
 from kvtide.conductor.commands import Answer
 from kvtide.kv import RequestId, name_prefix
+from kvtide.policy import RestSummary
 
 
 class Explanations:
@@ -19,24 +29,48 @@ class Explanations:
         """Requests that can be explained."""
         return len(self._kept)
 
-    def keep(self, answer: Answer, candidates: tuple[CandidateEstimate, ...]) -> None:
+    def keep(
+        self,
+        answer: Answer,
+        candidates: tuple[CandidateEstimate, ...],
+        considered: int = 0,
+        rest: RestSummary | None = None,
+    ) -> None:
         """Remember a decision in place of the request's earlier one."""
+        others = None
+        if rest is not None:
+            others = OtherCandidates(
+                candidates=rest.candidates,
+                least_ttft_ms=rest.least_ttft_ms,
+                median_ttft_ms=rest.median_ttft_ms,
+                most_ttft_ms=rest.most_ttft_ms,
+            )
         self._kept[answer.request] = Explained(
             request=answer.request,
             attempt=answer.attempt,
             candidates=candidates,
             reason=answer.reason,
+            considered=considered,
+            others=others,
         )
         self._kept.move_to_end(answer.request)
         while len(self._kept) > self._limit:
             self._kept.popitem(last=False)
 
-    def predicted_ttft_ms(self, request: RequestId, attempt: int) -> float | None:
-        """What the first token of this attempt was predicted to take, if known."""
-        explained = self._kept.get(request)
-        if explained is None or explained.attempt != attempt:
+    def ended(self, ended: RequestEnded) -> CandidateEstimate | None:
+        """Remember what came of a decision; what was predicted for it, if known."""
+        explained = self._kept.get(ended.request)
+        if explained is None or explained.attempt != ended.attempt:
             return None
-        return explained.candidates[0].ttft_ms if explained.candidates else None
+        actual = ActualTimes(
+            outcome=ended.outcome.value,
+            cached_tokens=ended.cached_tokens,
+            output_tokens=ended.output_tokens,
+            ttft_ms=ended.ttft_ms,
+            tbt_ms=ended.tbt_ms,
+        )
+        self._kept[ended.request] = msgspec.structs.replace(explained, actual=actual)
+        return explained.candidates[0] if explained.candidates else None
 
     def explain(self, request: RequestId) -> Explained | Failure:
         """The decision on a request, or that it isn't known here.

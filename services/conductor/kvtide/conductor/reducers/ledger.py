@@ -1,5 +1,9 @@
-"""Load that was promised to a node and that its own reports don't contain yet."""
+"""Load that was promised to a node and that its own reports don't contain yet.
 
+In tokens, or whatever else is counted in whole numbers.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvtide.kv import NodeId, RequestId
@@ -29,8 +33,9 @@ class _Account:
 class Ledger:
     """Tokens by node and request, until reported, removed or too old."""
 
-    def __init__(self) -> None:
-        """Start empty."""
+    def __init__(self, changed: Callable[[NodeId], None] = lambda _: None) -> None:
+        """Start empty; ``changed`` is told of every node whose sums change."""
+        self._changed = changed
         self._accounts: dict[NodeId, _Account] = {}
 
     def add(self, node: NodeId, request: RequestId, tokens: int, now_s: float) -> None:
@@ -39,6 +44,7 @@ class Ledger:
         account.remove(request)
         account.entries[request] = _Entry(tokens, now_s)
         account.tokens += tokens
+        self._changed(node)
 
     def remove(self, node: NodeId, request: RequestId) -> None:
         """The request is no load of this node (any more)."""
@@ -75,8 +81,12 @@ class Ledger:
 
     def clear(self) -> None:
         """Forget all promises."""
+        nodes = tuple(self._accounts)
         self._accounts.clear()
+        for node in nodes:
+            self._changed(node)
 
     def _close(self, node: NodeId, account: _Account) -> None:
         if not account.entries:
             del self._accounts[node]
+        self._changed(node)

@@ -1,6 +1,5 @@
 """Who is there, and what they last said of themselves."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvtide.bus.messages import Beat, NodeState
@@ -10,17 +9,11 @@ _MODELS_LIMIT = 256
 
 
 @dataclass(frozen=True, slots=True)
-class ModelWorkers:
-    """The workers that are ready for one model, whose facts are equal at all of them."""
+class Line:
+    """Who is ready for a model, by name, and its facts, equal at all of them.
 
-    facts: ModelFacts
-    prefills: tuple[Beat, ...]
-    decodes: tuple[Beat, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """Who is ready for a model, by name; loads change far more often than this."""
+    The same object as long as nothing of it changes.
+    """
 
     facts: ModelFacts
     prefills: tuple[NodeId, ...]
@@ -33,7 +26,9 @@ class Membership:
     def __init__(self) -> None:
         """Start with nobody."""
         self._beats: dict[NodeId, Beat] = {}
-        self._lines: dict[str, _Line | None] = {}
+        self._lines: dict[str, Line | None] = {}
+        self.version = 0
+        """Changes whenever a node comes, goes, or changes what it offers."""
 
     def __len__(self) -> int:
         """Live nodes."""
@@ -45,7 +40,7 @@ class Membership:
         if before is None or before.node.epoch <= beat.node.epoch:
             self._beats[beat.node.node] = beat
             if before is None or _offer(before) != _offer(beat):
-                self._lines.clear()
+                self._changed()
         return before
 
     def gone(self, ref: NodeRef) -> Beat | None:
@@ -53,8 +48,12 @@ class Membership:
         beat = self._beats.get(ref.node)
         if beat is None or beat.node != ref:
             return None
-        self._lines.clear()
+        self._changed()
         return self._beats.pop(ref.node)
+
+    def _changed(self) -> None:
+        self._lines.clear()
+        self.version += 1
 
     def get(self, node: NodeId) -> Beat | None:
         """What a live node last said."""
@@ -75,7 +74,7 @@ class Membership:
         live = self.live(role)
         return tuple(beat for beat in live if beat.state is NodeState.READY)
 
-    def workers(self, model: str, excluded: Collection[NodeId]) -> ModelWorkers | None:
+    def line(self, model: str) -> Line | None:
         """The ready workers for ``model``; None if no ready worker announces it.
 
         Should workers disagree on what the model is (a rolling change of weights), those
@@ -86,17 +85,9 @@ class Membership:
             if len(self._lines) >= _MODELS_LIMIT:
                 self._lines.clear()
             self._lines[model] = self._line(model)
-        line = self._lines[model]
-        if line is None:
-            return None
-        beats = self._beats
-        return ModelWorkers(
-            line.facts,
-            tuple(beats[node] for node in line.prefills if node not in excluded),
-            tuple(beats[node] for node in line.decodes if node not in excluded),
-        )
+        return self._lines[model]
 
-    def _line(self, model: str) -> _Line | None:
+    def _line(self, model: str) -> Line | None:
         votes: dict[ModelFacts, int] = {}
         for beat in self._beats.values():
             if beat.state is not NodeState.READY:
@@ -107,7 +98,7 @@ class Membership:
         if not votes:
             return None
         chosen = max(votes, key=lambda facts: (votes[facts], facts.digest))
-        return _Line(
+        return Line(
             chosen, self._of(Role.PREFILL, chosen), self._of(Role.DECODE, chosen)
         )
 
@@ -119,4 +110,4 @@ class Membership:
 
 def _offer(beat: Beat) -> tuple[object, ...]:
     """What decides whether a node is a candidate, and for what."""
-    return beat.node, beat.roles, beat.state, beat.models
+    return beat.node, beat.roles, beat.state, beat.models, beat.host

@@ -50,8 +50,14 @@ class PrefixIndex:
         self._copies = CopyTable()
         self.lives = StoreLives()
         self._exact: set[NodeId] = set()
+        self._exact_changes = 0
         self._sweeping: set[int] = set()
         self._swept_to = 0
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Changes whenever a store comes or goes, or gets known exactly or not."""
+        return self.lives.version, self._exact_changes
 
     @property
     def blocks(self) -> int:
@@ -116,6 +122,7 @@ class PrefixIndex:
 
     def set_exact(self, store: NodeId, *, exact: bool) -> None:
         """Say whether a store's blocks are known completely."""
+        self._exact_changes += exact != (store in self._exact)
         if exact:
             self._exact.add(store)
         else:

@@ -1,6 +1,7 @@
 """The rejections that need no policy."""
 
 from kvtide.bus.messages import Admit, RejectCode, Rejected
+from kvtide.conductor.reducers.limits import Denied
 from kvtide.conductor.reducers.membership import Membership
 from kvtide.kv import ModelFacts, Role
 
@@ -27,6 +28,17 @@ def too_large(admit: Admit, facts: ModelFacts) -> Rejected:
             f"the prompt has {admit.prompt_tokens} tokens; {facts.name} takes "
             f"{facts.max_tokens}, the answer included"
         ),
+    )
+
+
+def denied(admit: Admit, over: Denied) -> Rejected:
+    """The tenant's limits leave no room for it."""
+    return Rejected(
+        request=admit.request,
+        attempt=admit.attempt,
+        code=RejectCode.TENANT_LIMIT,
+        reason=over.reason,
+        retry_after_ms=over.retry_after_ms,
     )
 
 

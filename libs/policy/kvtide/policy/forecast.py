@@ -1,0 +1,177 @@
+"""How full decode workers will be: what was placed there, over the time to come. Pure.
+
+A request that was placed counts from when its prefill is predicted to be done, and less
+and less as answers of its kind have ended by then. Until it begins it is pending. What
+workers report and are booked is the present, pending requests included; the forecast is
+only asked for the change from it.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtide.policy.admission import Prediction
+from kvtide.policy.answers import AnswerLengths
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A request at a decode worker: from ``start_s`` on, a token every ``tbt_ms``."""
+
+    worker: int
+    start_s: float
+    tbt_ms: float
+    kv_tokens: float
+    max_new_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    worker: int
+    placed: int
+    first: int
+    share: Floats
+    kv_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """By how much each worker's batch and KV tokens are predicted to change."""
+
+    rows: Floats
+    kv_tokens: Floats
+
+
+class DecodeForecast:
+    """Requests and KV tokens by worker and time, ``buckets`` of ``bucket_s`` ahead."""
+
+    def __init__(
+        self,
+        prediction: Prediction,
+        lengths: AnswerLengths | None = None,
+        *,
+        bucket_s: float = 0.5,
+        buckets: int = 240,
+    ) -> None:
+        """``lengths`` is the caller's, who feeds it."""
+        self._prediction = prediction
+        self._lengths = lengths or AnswerLengths()
+        self._bucket_s = bucket_s
+        self._buckets = buckets
+        self._table = np.zeros((4, buckets, 16))
+        self._now = 0
+        self._entries: dict[Hashable, _Entry] = {}
+
+    def __len__(self) -> int:
+        """Requests that are counted."""
+        return len(self._entries)
+
+    def advance(self, now_s: float) -> None:
+        """Time has passed: what is over makes room for what comes."""
+        now = int(now_s / self._bucket_s)
+        passed = min(now - self._now, self._buckets)
+        if passed > 0:
+            over = np.arange(now - passed, now) % self._buckets
+            self._table[:, over] = 0.0
+            self._now = now
+            self._forget()
+
+    def place(self, name: Hashable, stay: Stay, now_s: float) -> None:
+        """Count a request, in place of what was known under this name."""
+        if self._prediction is Prediction.OFF:
+            return
+        self.remove(name, now_s)
+        self.advance(now_s)
+        self._grow(stay.worker)
+        first = max(self._now, int(stay.start_s / self._bucket_s))
+        first = min(first, self._now + self._buckets - 1)
+        left = self._now + self._buckets - first
+        share = self._share(stay, left)
+        kv_tokens = max(0.0, stay.kv_tokens)
+        entry = _Entry(stay.worker, self._now, first, share, kv_tokens)
+        self._entries[name] = entry
+        self._count(entry, 1.0)
+
+    def remove(self, name: Hashable, now_s: float) -> None:
+        """The request has ended, or went elsewhere."""
+        entry = self._entries.pop(name, None)
+        if entry is not None:
+            self.advance(now_s)
+            self._count(entry, -1.0)
+
+    def clear_worker(self, worker: int) -> None:
+        """That number means another worker from now on."""
+        if worker < self._table.shape[2]:
+            self._table[:, :, worker] = 0.0
+        gone = [name for name, e in self._entries.items() if e.worker == worker]
+        for name in gone:
+            del self._entries[name]
+
+    def coming(
+        self, workers: Ints, now_s: float, start_s: float, life_s: float = 0.0
+    ) -> Coming:
+        """The change at ``start_s``, or its mean over ``life_s`` from then on."""
+        self.advance(now_s)
+        if workers.size:
+            self._grow(int(workers.max()))
+        now = self._now % self._buckets
+        first = max(0, int(start_s / self._bucket_s) - self._now)
+        last = max(first, int((start_s + life_s) / self._bucket_s) - self._now)
+        first, last = min(first, self._buckets - 1), min(last, self._buckets - 1)
+        when = (self._now + np.arange(first, last + 1)) % self._buckets
+        then = self._table[:2, when].mean(axis=1)[:, workers]
+        present = self._table[:2, now] + self._table[2:, now]
+        change = then - present[:, workers]
+        return Coming(change[0], change[1])
+
+    def calm_ms(self, workers: Ints, now_s: float, share: float) -> float | None:
+        """When the mean batch of these workers will be ``share`` of what it is now.
+
+        None if that isn't in sight.
+        """
+        self.advance(now_s)
+        if not workers.size:
+            return None
+        self._grow(int(workers.max()))
+        when = (self._now + np.arange(self._buckets)) % self._buckets
+        mean = self._table[0, when][:, workers].mean(axis=1)
+        low = np.flatnonzero(mean <= mean[0] * share + 1e-9)
+        return float(low[0]) * self._bucket_s * 1000 if low.size else None
+
+    def _share(self, stay: Stay, left: int) -> Floats:
+        """How much of the request is still there in each bucket from its first on."""
+        tbt_ms = max(stay.tbt_ms, 1e-3)
+        tokens = np.arange(left, dtype=np.float64) * (self._bucket_s * 1000 / tbt_ms)
+        limit = max(0.0, stay.max_new_tokens)
+        if self._prediction is Prediction.UNIFORM:
+            return (tokens < min(self._lengths.mean_tokens, limit)).astype(np.float64)
+        return np.where(tokens < limit, self._lengths.surviving(tokens), 0.0)
+
+    def _forget(self) -> None:
+        """Entries all of whose time is over; the first placed are the first to be."""
+        while self._entries:
+            name, entry = next(iter(self._entries.items()))
+            if entry.placed + self._buckets > self._now:
+                break
+            del self._entries[name]
+
+    def _count(self, entry: _Entry, sign: float) -> None:
+        skip = max(0, self._now - entry.first)
+        share = sign * entry.share[skip:]
+        when = (entry.first + skip + np.arange(len(share))) % self._buckets
+        self._table[0, when, entry.worker] += share
+        self._table[1, when, entry.worker] += share * entry.kv_tokens
+        before = np.arange(max(self._now, entry.placed), entry.first) % self._buckets
+        self._table[2, before, entry.worker] += sign
+        self._table[3, before, entry.worker] += sign * entry.kv_tokens
+
+    def _grow(self, worker: int) -> None:
+        size = self._table.shape[2]
+        if worker >= size:
+            more = max(worker + 1, 2 * size) - size
+            self._table = np.pad(self._table, ((0, 0), (0, 0), (0, more)))

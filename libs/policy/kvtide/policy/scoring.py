@@ -1,0 +1,336 @@
+"""Placement of a request among thousands of workers: ``readable`` in columns."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvtide.kv import NodeRef
+from kvtide.policy.admission import Targets
+from kvtide.policy.choices import (
+    EXPLAINED_CANDIDATES,
+    Candidate,
+    Estimate,
+    Placement,
+    Refusal,
+    RestSummary,
+)
+from kvtide.policy.columns import (
+    NO_HOST,
+    Flags,
+    Fleet,
+    Floats,
+    Holdings,
+    Ints,
+    PrefillColumns,
+)
+from kvtide.policy.curves import CostSeeds, prefill_curve
+from kvtide.policy.decode_columns import DecodeScores, best_by_host
+from kvtide.policy.loading_columns import HeldRuns, LoaderColumns
+from kvtide.policy.rules import PolicyRules, RankRule, ReuseRule, first_in_turn
+from kvtide.policy.settling import (
+    Ranking,
+    no_decode,
+    no_prefill,
+    no_room,
+    placement,
+    too_much,
+)
+from kvtide.policy.spreading import spread
+from kvtide.policy.views import Ask
+
+
+@dataclass(frozen=True, slots=True)
+class _Plans:
+    """How much each loader loads; ``loads_ms`` is what a block of each run takes it."""
+
+    loads_ms: Floats
+    near: Flags
+    only: int | None
+    blocks: Ints
+    rest_tokens: Ints
+    transfer_ms: Floats
+    compute_ms: Floats
+    made_ms: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """Each candidate's estimate. ``decode`` is a row of the decode workers."""
+
+    decode: Ints
+    queue_ms: Floats
+    ttft_ms: Floats
+    tbt_ms: Floats
+    wait_ms: Floats
+
+
+class ColumnPolicy:
+    """One of the policies, for a fleet in columns."""
+
+    def __init__(
+        self,
+        rules: PolicyRules,
+        seeds: CostSeeds | None = None,
+        targets: Targets | None = None,
+    ) -> None:
+        """``rules`` of ``rules_of``."""
+        self.rules = rules
+        self.seeds = seeds or CostSeeds()
+        self.targets = targets or Targets()
+
+    def place(self, ask: Ask, holdings: Holdings, fleet: Fleet) -> Placement | Refusal:
+        """As ``PlacementPolicy.place``; ``ask.prefix`` is not looked at."""
+        decodes = fleet.decodes
+        if not len(decodes.refs):
+            return no_decode()
+        scored = DecodeScores.of(ask, decodes, self.seeds)
+        if not scored.fits.any():
+            return no_room(ask, int(decodes.capacity.max()))
+        least = scored.least(decodes)
+        runs = HeldRuns(ask, holdings, fleet.outflows, self.seeds)
+        loaders = self._loaders(fleet.prefills, int(decodes.host[least]))
+        if not len(loaders.host):
+            return no_prefill()
+        plans = self._plans(ask, loaders, runs)
+        scores = self._scores(ask, fleet, scored, least, plans)
+        order = self._order(ask, scores, plans, len(fleet.prefills.refs))
+        if not len(order):
+            return no_prefill()
+        ranking = self._ranking(ask, fleet, scores, plans, order)
+        refusal = too_much(ask, ranking, self.targets)
+        if refusal is not None:
+            return refusal
+        best = int(order[0])
+        blocks = int(plans.blocks[best])
+        own = int(runs.places(loaders.host[best : best + 1])[0])
+        options = runs.options(own, plans.near[:, best], plans.only, blocks)
+        chosen = Candidate(
+            prefill=_prefill(fleet.prefills, best),
+            decode=decodes.refs[int(scores.decode[best])],
+            reuse=tuple(holdings.located(row) for row in spread(options)),
+            rest_tokens=int(plans.rest_tokens[best]),
+            estimate=ranking.estimates[0],
+        )
+        return placement(ask, self.rules, chosen, ranking)
+
+    # ---- loading and computing
+
+    def _loaders(self, prefills: PrefillColumns, decode_host: int) -> LoaderColumns:
+        """The prefill workers, and decode itself where the policy lets it compute."""
+        columns = (
+            prefills.host,
+            prefills.inflows,
+            prefills.fixed_ms,
+            prefills.token_ms,
+            prefills.pair_ms,
+            prefills.load_fixed_ms,
+            prefills.near_byte_ms,
+            prefills.far_byte_ms,
+        )
+        if not self.rules.direct_blocks:
+            return LoaderColumns(*columns)
+        seeds = self.seeds
+        # at the pace of the slowest prefill worker, for decode reports none
+        token_ms = prefill_curve(0.0, seeds).token_ms
+        if len(prefills.refs):
+            token_ms = float(prefills.token_ms.max())
+        near = 1000.0 / seeds.load_bytes_per_s
+        far = near / seeds.remote_share
+        direct = (decode_host, 0.0, 0.0, token_ms, 0.0, 0.0, near, far)
+        return LoaderColumns(
+            *(
+                np.append(column, one)
+                for column, one in zip(columns, direct, strict=True)
+            )
+        )
+
+    def _plans(self, ask: Ask, loaders: LoaderColumns, runs: HeldRuns) -> _Plans:
+        near_ms = runs.near_ms(loaders)
+        only: int | None = None
+        if self.rules.reuse is ReuseRule.CHEAPEST:
+            far_ms = runs.far_ms(loaders)
+            near = near_ms <= far_ms
+            loads_ms = np.where(near, near_ms, far_ms)
+            taken = None
+        else:
+            places = runs.places(loaders.host)
+            taken = runs.held(places)
+            near = np.arange(len(runs))[:, None] < taken
+            loads_ms = near_ms
+            only = runs.longest()
+            if self.rules.reuse is ReuseRule.RATIO and only is not None:
+                ends = np.concatenate(([0], np.cumsum(runs.counts)))
+                far = int(runs.held(np.array([only]))[0])
+                fetch = ends[far] > self.rules.balancing_ratio * ends[taken]
+                taken = np.where(fetch, far, taken)
+                loads_ms = np.where(near, near_ms, runs.from_ms(loaders, only))
+        return self._chosen(ask, loaders, runs, loads_ms, near, only, taken)
+
+    def _chosen(
+        self,
+        ask: Ask,
+        loaders: LoaderColumns,
+        runs: HeldRuns,
+        loads_ms: Floats,
+        near: Flags,
+        only: int | None,
+        taken: Ints | None,
+    ) -> _Plans:
+        """The time of each plan (a row more than runs), and each loader's choice."""
+        ends = np.concatenate(([0], np.cumsum(runs.counts)))
+        hits = ends * ask.block_tokens
+        rest = np.maximum(0, ask.kv_tokens - hits)
+        pairs = rest * (rest + 2 * hits + 1) / 2
+        compute_ms = (
+            loaders.fixed_ms * (rest > 0)[:, None]
+            + loaders.token_ms * rest[:, None]
+            + loaders.pair_ms * pairs[:, None]
+        )
+        transfer_ms = np.zeros_like(compute_ms)
+        if len(runs):
+            np.cumsum(loads_ms * runs.counts[:, None], axis=0, out=transfer_ms[1:])
+            transfer_ms[1:] += loaders.load_fixed_ms
+        made_ms = transfer_ms + compute_ms
+        if self.seeds.overlap_share:
+            hidden_ms = np.minimum(transfer_ms, compute_ms)
+            made_ms -= self.seeds.overlap_share * hidden_ms
+        if taken is None:
+            # of equals the one that loads most
+            taken = len(runs) - np.argmin(made_ms[::-1], axis=0)
+        each = np.arange(len(loaders.host))
+        return _Plans(
+            loads_ms=loads_ms,
+            near=near,
+            only=only if self.rules.reuse is ReuseRule.RATIO else None,
+            blocks=ends[taken],
+            rest_tokens=rest[taken],
+            transfer_ms=transfer_ms[taken, each],
+            compute_ms=compute_ms[taken, each],
+            made_ms=made_ms[taken, each],
+        )
+
+    # ---- candidates
+
+    def _scores(
+        self,
+        ask: Ask,
+        fleet: Fleet,
+        decodes: DecodeScores,
+        least: int,
+        plans: _Plans,
+    ) -> _Scores:
+        prefills = fleet.prefills
+        workers, candidates = len(prefills.refs), len(plans.made_ms)
+        queue_ms = np.zeros(candidates)
+        queue_ms[:workers] = (
+            prefills.waiting_ms + prefills.waiting_tokens * prefills.token_ms
+        )
+        made_ms = queue_ms + plans.made_ms
+        decode = np.full(candidates, least, dtype=np.int64)
+        found = self._with(fleet, decodes, decode, queue_ms, made_ms)
+        if not self.rules.pairs or not workers:
+            return found
+        pace = decodes.wait_ms + self._answer_tokens(ask) * decodes.tbt_ms
+        pace = np.where(decodes.fits, pace, np.inf)
+        beside = best_by_host(fleet.decodes.host, pace, len(fleet.outflows))
+        there = beside[prefills.host]
+        decode[:workers] = np.where(
+            (there >= 0) & (prefills.host != NO_HOST), there, least
+        )
+        other = self._with(fleet, decodes, decode, queue_ms, made_ms)
+        answer_tokens = self._answer_tokens(ask)
+        better = other.ttft_ms + answer_tokens * other.tbt_ms < (
+            found.ttft_ms + answer_tokens * found.tbt_ms
+        )
+        return _Scores(
+            decode=np.where(better, other.decode, found.decode),
+            queue_ms=queue_ms,
+            ttft_ms=np.where(better, other.ttft_ms, found.ttft_ms),
+            tbt_ms=np.where(better, other.tbt_ms, found.tbt_ms),
+            wait_ms=np.where(better, other.wait_ms, found.wait_ms),
+        )
+
+    def _with(
+        self,
+        fleet: Fleet,
+        decodes: DecodeScores,
+        decode: Ints,
+        queue_ms: Floats,
+        made_ms: Floats,
+    ) -> _Scores:
+        """The scores of each candidate with its decode worker."""
+        seeds, prefills = self.seeds, fleet.prefills
+        workers = len(prefills.refs)
+        partner = decode[:workers]
+        handover_ms = np.zeros(len(decode))
+        handover_ms[:workers] = np.where(
+            fleet.decodes.node[partner] == prefills.node,
+            seeds.self_handover_ms,
+            np.where(
+                fleet.decodes.host[partner] == prefills.host,
+                seeds.handover_ms,
+                seeds.remote_handover_ms,
+            ),
+        )
+        wait_ms, tbt_ms = decodes.wait_ms[decode], decodes.tbt_ms[decode]
+        # decode waits for room while prefill works
+        ttft_ms = np.maximum(made_ms + handover_ms, wait_ms) + tbt_ms
+        return _Scores(decode.copy(), queue_ms, ttft_ms, tbt_ms, wait_ms)
+
+    def _order(self, ask: Ask, scores: _Scores, plans: _Plans, workers: int) -> Ints:
+        """The candidates, best first."""
+        rank = self.rules.rank
+        if rank in {RankRule.SHUFFLED, RankRule.IN_TURN}:
+            first = first_in_turn(self.rules, ask.turn, workers)
+            return np.roll(np.arange(workers), -first)
+        if rank is RankRule.QUEUE:
+            return np.argsort(scores.queue_ms, kind="stable")
+        if rank is RankRule.FIRST_TOKEN:
+            return np.argsort(scores.ttft_ms, kind="stable")
+        done_ms = scores.ttft_ms + self._answer_tokens(ask) * scores.tbt_ms
+        order = np.argsort(done_ms, kind="stable")
+        limit_tokens = self.rules.direct_blocks * ask.block_tokens
+        if self.rules.direct_blocks and plans.rest_tokens[workers] > limit_tokens:
+            return order[order != workers]
+        return order
+
+    def _answer_tokens(self, ask: Ask) -> float:
+        return ask.answer_tokens or self.seeds.answer_tokens
+
+    # ---- what is shown
+
+    def _ranking(
+        self, ask: Ask, fleet: Fleet, scores: _Scores, plans: _Plans, order: Ints
+    ) -> Ranking:
+        shown = order[:EXPLAINED_CANDIDATES]
+        estimates = tuple(
+            self._estimate(ask, fleet, scores, plans, int(row)) for row in shown
+        )
+        rest = np.sort(scores.ttft_ms[order[EXPLAINED_CANDIDATES:]])
+        summary = None
+        if rest.size:
+            middle = float(rest[rest.size // 2])
+            summary = RestSummary(rest.size, float(rest[0]), middle, float(rest[-1]))
+        return Ranking(estimates, len(order), summary)
+
+    def _estimate(
+        self, ask: Ask, fleet: Fleet, scores: _Scores, plans: _Plans, row: int
+    ) -> Estimate:
+        decode = fleet.decodes.refs[int(scores.decode[row])]
+        prefill = _prefill(fleet.prefills, row) or decode
+        return Estimate(
+            prefill=prefill.node,
+            decode=decode.node,
+            hit_tokens=int(plans.blocks[row]) * ask.block_tokens,
+            queue_ms=float(scores.queue_ms[row]),
+            transfer_ms=float(plans.transfer_ms[row]),
+            prefill_ms=float(plans.compute_ms[row]),
+            ttft_ms=float(scores.ttft_ms[row]),
+            tbt_ms=float(scores.tbt_ms[row]),
+            wait_ms=float(scores.wait_ms[row]),
+        )
+
+
+def _prefill(prefills: PrefillColumns, row: int) -> NodeRef | None:
+    """The worker of a candidate; None is decode alone."""
+    return prefills.refs[row] if row < len(prefills.refs) else None

@@ -1,0 +1,23 @@
+"""How a conductor serves, beside where it places: what it is told by its settings."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvtide.conductor.reducers.limits import TenantQuota
+from kvtide.kv import TenantId
+from kvtide.policy import Prediction
+from kvtide.policy.class_costs import ClassProfile
+
+
+@dataclass(frozen=True, slots=True)
+class ServingRules:
+    """``profiles`` are by worker class; that of the class "" is for all others."""
+
+    prediction: Prediction = Prediction.FITTED
+    quotas: Mapping[TenantId, TenantQuota] = field(
+        default_factory=dict[TenantId, TenantQuota]
+    )
+    default_quota: TenantQuota = field(default_factory=TenantQuota)
+    profiles: Mapping[str, ClassProfile] = field(
+        default_factory=dict[str, ClassProfile]
+    )
