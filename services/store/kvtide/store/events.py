@@ -26,6 +26,7 @@ from kvtide.bus.messages import (
 )
 from kvtide.kv import BlockKey, Located, NodeRef, SpaceTags, Tier
 from kvtide.store.checks import Verified, Verify
+from kvtide.store.curation_messages import CurationAnswer, CurationRequest
 from kvtide.store.fetches import ArrivalCommand, ArrivalEvent
 from kvtide.store.ssd.events import SsdCommand, SsdEvent
 
@@ -41,6 +42,7 @@ StoreRequest = (
     | Replicate
     | DropExtras
     | StageBlocks
+    | CurationRequest
 )
 """The messages that a store's machine understands."""
 
@@ -53,6 +55,7 @@ StoreAnswer = (
     | SnapshotPage
     | ReplicaReply
     | BlocksStaged
+    | CurationAnswer
 )
 """What it answers."""
 
@@ -62,11 +65,15 @@ StoreAnswer = (
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message came. ``token`` names the waiting asker; None: nobody waits."""
+    """A message came. ``token`` names the waiting asker; None: nobody waits.
+
+    ``wall_ms`` is the store's wall clock, for what must hold in later lives too.
+    """
 
     message: StoreRequest
     sender: NodeRef
     token: int | None = None
+    wall_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,13 @@ class ConnectionGone:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """The arena may have memory behind that many bytes: the host needs the rest."""
+
+    limit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; needed no later than ``StoreMachine.wake_at_s``."""
 
@@ -111,6 +125,7 @@ Event = (
     | ConnectionGone
     | Deaf
     | Tick
+    | MemoryLimit
     | ArrivalEvent
     | SsdEvent
 )

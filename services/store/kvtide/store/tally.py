@@ -13,6 +13,7 @@ class Tally:
     existing: int = 0
     no_room: int = 0
     evicted: int = 0
+    removed: int = 0
     corrupt_commits: int = 0
     stale_commits: int = 0
     stored_bytes: int = 0
