@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,11 @@ from kvtide.bus.messages import (
     Replicate,
 )
 from kvtide.bus.subjects import Hop
-from kvtide.kv import BlockKey, NodeId, Role
+from kvtide.kv import BlockKey, NodeId, Role, Tier
 from kvtide.pool import PoolUnavailable
+from kvtide.store.events import BlockRow
 from kvtide.store.shell import StoreService
+from kvtide.store.ssd import looking
 
 pytestmark = pytest.mark.timeout(120)  # starts a server
 
@@ -206,3 +209,46 @@ async def test_a_drain_waits_for_running_requests_and_takes_what_they_wrote(
     await put.release()
     await until(lambda: left == ["a"], "it left")
     assert truth(second) == set(chain)
+
+
+async def test_blocks_on_an_ssd_are_moved_too(here: World) -> None:
+    left: list[str] = []
+    first = await here.store(
+        "a",
+        "host-a",
+        leave=lambda: left.append("a"),
+        dram_bytes=8 * SLOT,
+        slab_bytes=8 * SLOT,
+        ssd_bytes=16 << 20,
+        ssd_segment_bytes=1 << 20,
+        ssd_dir=here.folder / "ssd-a",
+    )
+    second = await here.store("b", "host-b")
+    worker = await here.linked_worker("wa", "host-a")
+    copies = await follow(worker)
+    chain = keys(24)
+
+    def on_ssd() -> int:
+        return sum(1 for copy in copies.at("a").values() if copy.slot.tier is Tier.SSD)
+
+    for at in range(0, 24, 2):
+        await worker.store_blocks(chain[at : at + 2], f"r{at}")
+        if at >= 8:
+            # demotion goes on in the background
+            await until(
+                partial(lambda least: on_ssd() >= least, (at - 6) // 2),
+                "some are demoted",
+            )
+    held = {row.located.key for row in rows(first)}
+    await until(lambda: everywhere(copies, "a") == held, "all are told")
+    assert len(held) > 8
+    await ask(worker, "a", DrainBegin())
+    await until(lambda: left == ["a"], "it left")
+    assert truth(second) == held
+    await read_all(worker, copies, sorted(held), "b")
+
+
+def rows(service: StoreService) -> list[BlockRow]:
+    machine = service.machine
+    assert machine is not None
+    return list(looking.rows(machine.inventory, machine.ssd))

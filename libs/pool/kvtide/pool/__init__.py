@@ -5,11 +5,14 @@ Readers verify what they copied, so a wrong byte is a miss and never an error.
 
 from kvtide.pool.client import PoolClient
 from kvtide.pool.errors import PoolError, PoolUnavailable, PutClosed
+from kvtide.pool.ledger import Ledger
 from kvtide.pool.limits import PoolLimits
 from kvtide.pool.outcomes import MissReason, PartRead, PartSink, ReadOutcome
 from kvtide.pool.put import Put
+from kvtide.pool.staging import Stager
 
 __all__ = [
+    "Ledger",
     "MissReason",
     "PartRead",
     "PartSink",
@@ -20,4 +23,5 @@ __all__ = [
     "Put",
     "PutClosed",
     "ReadOutcome",
+    "Stager",
 ]

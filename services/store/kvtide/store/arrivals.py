@@ -4,6 +4,8 @@ The header says what the block is and so which slot it needs. Nothing is told to
 before every part was compared with a header that is the one its source announced.
 """
 
+from collections.abc import Callable
+
 from kvtide.bus.messages import ReplicaReason, ReplicaReply, Replicate
 from kvtide.kv import BlockHeader, BlockKey
 from kvtide.store.fetches import (
@@ -24,11 +26,18 @@ from kvtide.store.tally import Tally
 class Arrivals:
     """Part of the store's machine."""
 
-    def __init__(self, inventory: Inventory, tally: Tally, rules: ReplicaRules) -> None:
-        """Nothing is wanted."""
+    def __init__(
+        self,
+        inventory: Inventory,
+        tally: Tally,
+        rules: ReplicaRules,
+        on_ssd: Callable[[BlockKey], bool] | None = None,
+    ) -> None:
+        """Nothing is wanted. ``on_ssd``: whether a block is here on the SSD."""
         self.replicas = Replicas(rules)
         self._inventory = inventory
         self._tally = tally
+        self._on_ssd = on_ssd
         self._slots: dict[int, int] = {}
 
     def order(self, message: Replicate, now_s: float) -> ReplicaReply:
@@ -68,7 +77,9 @@ class Arrivals:
         return commands + self.due(now_s)
 
     def _has(self, key: BlockKey) -> bool:
-        return self._inventory.index.get(key) is not None
+        if self._inventory.index.get(key) is not None:
+            return True
+        return self._on_ssd is not None and self._on_ssd(key)
 
     def _header(self, event: HeaderFetched, now_s: float) -> list[ArrivalCommand]:
         fetch = self.replicas.fetch(event.number)

@@ -25,7 +25,7 @@ class DrainRules:
     skipped: int = 1000
     keep_batch: int = 1000
     order_s: float = 4.0
-    full_s: float = 10.0
+    full_s: float = 3.0
     lease_s: float = 60.0
 
 

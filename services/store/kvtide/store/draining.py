@@ -168,8 +168,12 @@ class Drainer:
 
 
 def room_bytes(member: Member) -> int:
-    """What a store says that it has free."""
+    """What a store says that it has free, on an SSD that takes blocks too.
+
+    What is in both tiers counts in both: it makes room in DRAM by going there.
+    """
     for load in member.beat.load:
         if isinstance(load, StoreLoad):
-            return max(0, load.capacity_bytes - load.used_bytes)
+            dram = max(0, load.capacity_bytes - load.used_bytes)
+            return dram + load.ssd_free_bytes * (load.ssd_state == "ready")
     return 0

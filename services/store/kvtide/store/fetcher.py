@@ -4,7 +4,9 @@ The bytes are checked in private memory and then copied into the slot, so that a
 which begins a new life in between never has a read under way into its arena.
 """
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import structlog
@@ -13,7 +15,8 @@ from xxhash import xxh3_64_intdigest
 from kvtide.bus import BusError, Node
 from kvtide.bus.messages import BadCopy
 from kvtide.bus.subjects import Hop
-from kvtide.kv import Located, Role, SlotRef, renewed_header
+from kvtide.kv import Located, Role, SlotRef, Tier, renewed_header
+from kvtide.pool import Stager
 from kvtide.runtime import LimitError
 from kvtide.store.fetches import (
     HEADER_LIMIT_BYTES,
@@ -34,6 +37,9 @@ log = structlog.get_logger("kvtide.store")
 
 PURPOSE = "replica"
 CONNECT_TIMEOUT_S = 3.0
+STAGED = 2
+STAGE_S = 2.0
+STAGE_PAUSE_S = 0.1
 COPY_BYTES = 1 << 20
 
 
@@ -52,12 +58,15 @@ class Fetcher:
         self,
         node: Node,
         arena: memoryview,
+        stager: Stager,
         alive: Callable[[], bool],
         times: FetchTimes | None = None,
     ) -> None:
         """``alive`` says whether the life that asks is still the store's."""
         self._node = node
         self._arena = arena
+        self._stager = stager
+        self._staging = asyncio.Semaphore(STAGED)
         self._alive = alive
         self._times = times or FetchTimes()
 
@@ -98,24 +107,57 @@ class Fetcher:
                 log.debug("bad_copy_not_reported", error=str(lost))
         return corrupt
 
+    @asynccontextmanager
+    async def _readable(self, source: Located) -> AsyncGenerator[Located]:
+        """Where the copy can be read: one on SSD is staged by its store meanwhile.
+
+        A store stages few blocks at a time, and readers come first: so ask for few, and
+        again.
+        """
+        if source.slot.tier is Tier.DRAM:
+            yield source
+            return
+        clock = self._node.clock
+        until_s = clock.monotonic() + self._times.timeout_s
+        async with self._staging:
+            while True:
+                async with self._stager.staged([source], timeout_s=STAGE_S) as (there,):
+                    if there is not None:
+                        yield there
+                        return
+                if clock.monotonic() >= until_s:
+                    raise SourceGone("its store did not stage it")
+                await clock.sleep(STAGE_PAUSE_S)
+
     async def _header(self, source: Located) -> bytes:
         """The whole header, as announced."""
-        buffer = bytearray(min(source.slot.length, HEADER_LIMIT_BYTES))
-        await self._read(source.slot, [(0, memoryview(buffer))])
-        return announced_header(buffer, source)
+        async with self._readable(source) as there:
+            return await self._header_at(there)
+
+    async def _header_at(self, there: Located) -> bytes:
+        buffer = bytearray(min(there.slot.length, HEADER_LIMIT_BYTES))
+        await self._read(there.slot, [(0, memoryview(buffer))])
+        return announced_header(buffer, there)
 
     async def _body(self, asked: FetchBody) -> int:
         """All parts, compared with the header, then header and parts into the slot."""
-        bounds = part_bounds(asked.raw)
-        buffer = bytearray(bounds[-1][1])
-        view = memoryview(buffer)
-        ranges = [(at, view[at:upto]) for at, upto in bounds]
-        result = await self._read(asked.source.slot, ranges)
-        check_sums(asked.raw, result.xxh3)
-        raw = renewed_header(asked.raw, asked.generation)
-        buffer[: len(raw)] = raw
+        async with self._readable(asked.source) as there:
+            # a copy that was staged has a header of its own
+            raw = asked.raw if there == asked.source else await self._header_at(there)
+            if (
+                len(raw) != len(asked.raw)
+                or there.slot.length != asked.source.slot.length
+            ):
+                raise CorruptSource("the staged copy is another block")
+            bounds = part_bounds(raw)
+            view = memoryview(bytearray(bounds[-1][1]))
+            ranges = [(at, view[at:upto]) for at, upto in bounds]
+            result = await self._read(there.slot, ranges)
+        check_sums(raw, result.xxh3)
+        own = renewed_header(raw, asked.generation)
+        view[: len(own)] = own
         await self._fill(view, asked.offset)
-        return xxh3_64_intdigest(raw)
+        return xxh3_64_intdigest(own)
 
     async def _fill(self, block: memoryview, offset: int) -> None:
         """Copy into the slot, a piece at a time, for as long as it is ours."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count, takewhile
 
 import structlog
@@ -32,6 +33,7 @@ from kvtide.bus.messages import (
 from kvtide.bus.subjects import Hop
 from kvtide.catalog import Change
 from kvtide.kv import BlockKey, Located, NodeId, NodeRef, Role
+from kvtide.pool import Ledger, PoolLimits, Stager
 from kvtide.runtime import TaskScope
 from kvtide.store.arena import Arena, arena_bytes
 from kvtide.store.draining import Drainer
@@ -40,6 +42,7 @@ from kvtide.store.events import (
     Deaf,
     Event,
     Gossip,
+    MemoryLimit,
     OwnerGone,
     OwnerUp,
     Received,
@@ -51,10 +54,13 @@ from kvtide.store.events import (
 )
 from kvtide.store.fetcher import Fetcher
 from kvtide.store.fetches import ArrivalCommand, FetchBody, FetchHeader
+from kvtide.store.host_reading import HostMemory
+from kvtide.store.host_watch import HostWatch
 from kvtide.store.machine import StoreMachine, StoreRules
 from kvtide.store.metrics import StoreMetrics
 from kvtide.store.replicas import ReplicaRules
 from kvtide.store.rows import BlockRows, NoRows
+from kvtide.store.setting_rules import curation_rules, host_rules, table_rules
 from kvtide.store.settings import StoreSettings
 from kvtide.store.ssd import looking
 from kvtide.store.ssd.life import (
@@ -98,6 +104,8 @@ class StoreService:
         self._gossip: asyncio.Queue[BlocksChanged] = asyncio.Queue(MAX_GOSSIP_WAITING)
         self._askers: dict[int, asyncio.Future[Message]] = {}
         self._tokens = count()
+        self._fetcher: Fetcher | None = None
+        self._stager = Stager(node, Ledger(), self._tasks, PoolLimits())
         self._drainer = Drainer(node, self, self._tasks, leave or _stay)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = float("inf")
@@ -114,21 +122,34 @@ class StoreService:
             ConfigError: the arena can't be had as it is set.
         """
         settings, node = self._settings, self._node
-        length = arena_bytes(settings.dram_bytes, settings.shm_dir)
-        self._arena = Arena(node.endpoint, length)
+        memory = HostMemory()
+        available = memory.read().available_bytes
+        length = arena_bytes(settings.dram_bytes, settings.shm_dir, available)
+        self._arena = arena = Arena(node.endpoint, length)
         self._verifier = Verifier(
             self._arena.view,
             node.clock,
             settings.verify_threads,
             self._metrics.verify_s,
         )
-        rules = _rules(settings, length)
-        machine = StoreMachine(node.ref, rules, back=self._arena.back)
+        rules = _rules(settings, length, node.secret)
+        machine = StoreMachine(
+            node.ref, rules, back=arena.back, give_back=arena.give_back
+        )
         self._begin_life(node.ref, machine)
         node.endpoint.on_peer_gone(self._peer_gone)
         node.on_member(self._member)
         node.on_fenced(self._fenced)
         self._tasks.spawn(self._publish(), name="store gossip")
+        watch = HostWatch(
+            node.clock,
+            memory,
+            host_rules(settings, memory.total_bytes()),
+            every_s=settings.host_check_s,
+        )
+        self._tasks.spawn(
+            watch.run(length, self._backed_bytes, self._limit_memory), name="host watch"
+        )
         placements = node.subjects.all_placements()
         self._subscriptions = [
             await node.inbox(Role.STORE, Hop.POOL, self._hear),
@@ -178,14 +199,20 @@ class StoreService:
 
     def copies(self) -> dict[BlockKey, Located]:
         """See ``Drained.copies``."""
-        if self.machine is None:
-            return {}
-        rows = self.machine.inventory.rows()
-        return {row.located.key: row.located for row in rows}
+        found: dict[BlockKey, Located] = {}
+        machine = self.machine
+        if machine is not None:
+            # those in DRAM come first
+            for row in looking.rows(machine.inventory, machine.ssd):
+                found.setdefault(row.located.key, row.located)
+        return found
 
     def find(self, key: BlockKey) -> Located | None:
         """See ``Drained.find``."""
-        return None if self.machine is None else self.machine.inventory.copy_of(key)
+        machine = self.machine
+        if machine is None:
+            return None
+        return machine.inventory.copy_of(key) or machine.ssd.find(key)
 
     def leases(self) -> int:
         """See ``Drained.leases``."""
@@ -224,17 +251,20 @@ class StoreService:
     def _ask(self, incoming: Incoming, message: StoreRequest) -> Message | Later | None:
         """Give it to the machine; most answers are there at once."""
         if not incoming.wants_reply:
-            self._run(Received(message, incoming.sender))
+            self._run(Received(message, incoming.sender, None, self._wall_ms()))
             return None
         if len(self._askers) >= MAX_ASKERS:
             return Failure(code="busy", reason="too many wait for an answer")
         token = next(self._tokens)
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._askers[token] = answer
-        self._run(Received(message, incoming.sender, token))
+        self._run(Received(message, incoming.sender, token, self._wall_ms()))
         if answer.done():
             return answer.result()
         return Later(_answered(answer))
+
+    def _wall_ms(self) -> int:
+        return round(self._node.clock.wall() * 1e3)
 
     def _drop_askers(self) -> None:
         askers, self._askers = self._askers, {}
@@ -281,13 +311,14 @@ class StoreService:
 
     async def _fetch(self, machine: StoreMachine, command: ArrivalCommand) -> None:
         """Fetch from another store; what came of it means nothing to a later life."""
-        arena = self._arena
-        if arena is None:
+        if self._fetcher is None:
             return
-        fetcher = Fetcher(self._node, arena.view, lambda: self.machine is machine)
-        event = await fetcher.fetch(command)
+        event = await self._fetcher.fetch(command)
         if self.machine is machine:
             self._run(event)
+
+    def _is_machine(self, machine: StoreMachine) -> bool:
+        return self.machine is machine
 
     def _arm(self, machine: StoreMachine) -> None:
         """Have the machine's next tick come in time."""
@@ -310,6 +341,8 @@ class StoreService:
     def _begin_life(self, ref: NodeRef, machine: StoreMachine) -> None:
         self.machine = machine
         if self._arena is not None:
+            alive = partial(self._is_machine, machine)
+            self._fetcher = Fetcher(self._node, self._arena.view, self._stager, alive)
             self._ssd.begin(
                 ref.node,
                 self._arena.view,
@@ -349,9 +382,19 @@ class StoreService:
             first_generation=before.next_generation,
             tally=before.tally,
             back=arena.back,
+            give_back=arena.give_back,
         )
+        # the new life takes its memory anew
+        arena.give_back(0, before.rules.arena_bytes)
         machine.draining = before.draining
         self._begin_life(ref, machine)
+
+    def _backed_bytes(self) -> int:
+        machine = self.machine
+        return 0 if machine is None else machine.inventory.table.backed_bytes
+
+    def _limit_memory(self, limit_bytes: int) -> None:
+        self._run(MemoryLimit(limit_bytes))
 
     def _tell(self, message: BlocksChanged) -> None:
         if self._gossip.full():
@@ -379,7 +422,7 @@ async def _answered(answer: asyncio.Future[Message]) -> Message | None:
         raise
 
 
-def _rules(settings: StoreSettings, length: int) -> StoreRules:
+def _rules(settings: StoreSettings, length: int, secret: bytes) -> StoreRules:
     return StoreRules(
         arena_bytes=length,
         slab_bytes=settings.slab_bytes,
@@ -387,6 +430,8 @@ def _rules(settings: StoreSettings, length: int) -> StoreRules:
         silence_s=settings.lease_silence_s,
         bad_slot_s=settings.bad_slot_s,
         hold_limit_s=settings.hold_limit_ms / 1e3,
+        table=table_rules(settings, secret),
+        curation=curation_rules(settings),
         replicas=ReplicaRules(
             in_flight=settings.replica_reads,
             in_flight_bytes=settings.replica_buffer_bytes,
