@@ -2,8 +2,9 @@
 
 import asyncio
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import ColumnElement, Table, delete, literal_column, select
+from sqlalchemy import ColumnElement, Select, Table, delete, literal_column, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from kvtide.catalog.database import transaction
@@ -87,8 +88,10 @@ async def _delete_some(
 ) -> int:
     """At most ``PIECE_ROWS`` rows, by the database's own row number."""
     own = "ctid" if engine.dialect.name == "postgresql" else "rowid"
-    row = literal_column(f"{table.name}.{own}")
-    some = select(row).select_from(table).where(condition).limit(PIECE_ROWS)
+    row: ColumnElement[Any] = literal_column(f"{table.name}.{own}")
+    some: Select[Any] = (
+        select(row).select_from(table).where(condition).limit(PIECE_ROWS)
+    )
     async with transaction(engine, writes=True) as connection:
         result = await connection.execute(delete(table).where(row.in_(some)))
         return result.rowcount

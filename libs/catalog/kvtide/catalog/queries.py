@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Select, UnaryExpression, and_, func, select
+from sqlalchemy import Executable, Select, UnaryExpression, and_, func, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from kvtide.catalog.records import BlockRow, RemovalRow
@@ -153,7 +153,7 @@ def _block_order(order: BlockOrder) -> tuple[UnaryExpression[Any], ...]:
             return (blocks.c.used_at_s.asc(),)
 
 
-def select_hit_rates(query: HitQuery) -> Select[Any]:
+def select_hit_rates(query: HitQuery) -> Executable:
     """One row for each step in which a request ended."""
     step: ColumnElement[float] = func.floor(requests.c.ended_at_s / query.step_s)
     matching = and_(
@@ -214,7 +214,7 @@ def removal_row(row: Values) -> RemovalRow:
     return RemovalRow(**(row | changed))
 
 
-def count_removals(since_s: float) -> Select[Any]:
+def count_removals(since_s: float) -> Executable:
     """Removals by store, tier and reason."""
     by = (removals.c.node, removals.c.tier, removals.c.reason)
     return (
