@@ -211,6 +211,34 @@ async def test_all_links_down_leaves_tcp(owner: Endpoint, reader: Endpoint) -> N
             subprocess.run(["ip", "link", "set", link, "up"], check=True)
 
 
+@can_cut
+async def test_a_device_that_appears_is_used() -> None:
+    def run(words: str) -> None:
+        subprocess.run(words.split(), check=True)
+
+    async with make("owner") as owner, make("reader") as reader:
+        data = os.urandom(8 * MIB)
+        region = owner.register(data, name="arena")
+        peer = await reader.connect(owner.address)
+        into = memoryview(bytearray(8 * MIB))
+        slices = [ReadSlice(region.handle(), 0, into)]
+        await peer.read(slices, timeout_s=100)
+        assert "rxe2" not in rail_bytes(peer)
+        run("ip link add rnic2 type dummy")
+        run("ip link set rnic2 mtu 4200 address 02:00:0a:4d:02:01")
+        run("ip addr add 10.77.2.1/24 dev rnic2")
+        run("ip link set rnic2 up")
+        run("rdma link add rxe2 type rxe netdev rnic2")
+        # both ends find it by themselves
+        async with asyncio.timeout(100):
+            while not rail_bytes(peer).get("rxe2"):
+                into[:] = bytes(8 * MIB)
+                await peer.read(slices, timeout_s=100)
+                assert into == data
+    run("rdma link delete rxe2")
+    run("ip link delete rnic2")
+
+
 async def test_owner_killed_in_mid_transfer(reader: Endpoint) -> None:
     process = subprocess.Popen(
         [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -6,6 +6,7 @@ memory on the same host and TCP elsewhere, verified either way. See ``interface`
 for the rules of ownership and completion.
 """
 
+from kvtide.transfer.cuda import DeviceMemory
 from kvtide.transfer.endpoint import Endpoint
 from kvtide.transfer.errors import (
     AccessDenied,
@@ -56,6 +57,7 @@ __all__ = [
     "AccessDenied",
     "Cancelled",
     "Corrupt",
+    "DeviceMemory",
     "Endpoint",
     "EndpointAddress",
     "Fault",

@@ -1,6 +1,7 @@
 """An endpoint of this process: regions in shared memory, a port, peers."""
 
 import asyncio
+import ctypes
 import logging
 import threading
 from collections.abc import Sequence
@@ -11,8 +12,12 @@ from pathlib import Path
 
 from kvtide.runtime import Clock
 from kvtide.transfer.alarm import Alarm
-from kvtide.transfer.buffers import address_of, plain_view
+from kvtide.transfer.buffers import address_of
 from kvtide.transfer.capability import CapabilityMint, derive_key
+from kvtide.transfer.cuda import (
+    PREFIX as CUDA,
+    DeviceMemory,
+)
 from kvtide.transfer.dial import Dialer
 from kvtide.transfer.errors import (
     OutOfBounds,
@@ -21,15 +26,15 @@ from kvtide.transfer.errors import (
     TransferError,
     Unreachable,
 )
-from kvtide.transfer.files import file_region
 from kvtide.transfer.handles import PROTOCOL, EndpointAddress
 from kvtide.transfer.interface import Notified, Observer, PeerGone, TransferEndpoint
 from kvtide.transfer.nics import card_towards
 from kvtide.transfer.own_ways import OwnWays, System
 from kvtide.transfer.peer import PeerSetup, SocketPeer
 from kvtide.transfer.regions import Region, RegionTable
+from kvtide.transfer.registrar import Registrar
 from kvtide.transfer.server import Identity, Server
-from kvtide.transfer.shm import create, private_memory, shm_host, sweep_shm
+from kvtide.transfer.shm import shm_host, sweep_shm
 from kvtide.transfer.tls import TlsFiles, load as load_tls
 from kvtide.transfer.topology import Topology, home
 from kvtide.transfer.verbs import Device
@@ -104,9 +109,9 @@ class Endpoint(TransferEndpoint):
         self._observer = observer
         self._topology = topology or Topology({})
         self._home = home() if location is None else location
-        self._own = OwnWays(
-            advertise_host or listen_host, rdma_devices, system or System()
-        )
+        system = system or System()
+        self._own = OwnWays(advertise_host or listen_host, rdma_devices, system)
+        self._registrar = Registrar(self._table, self._shm_dir, system.cuda)
         self._tls = None if tls is None else load_tls(tls)
         self._alarm = Alarm(clock)
         self._copiers = ThreadPoolExecutor(copy_threads, "transfer-copy")
@@ -186,6 +191,7 @@ class Endpoint(TransferEndpoint):
         for region in self._table.regions():
             self._table.retire(region)
             region.dispose()
+        self._registrar.close()
 
     def look_again(self) -> None:
         """Use the cards and devices that are there now, not those that are gone.
@@ -227,35 +233,34 @@ class Endpoint(TransferEndpoint):
 
     def allocate(self, length: int, *, name: str, location: str = "cpu:0") -> Region:
         """See ``TransferEndpoint.allocate``."""
-        if length <= 0:
-            raise OutOfBounds(f"region {name!r} must have a length, not {length}")
-        if self._shm_dir is not None:
-            try:
-                file = create(self._shm_dir, length)
-            except OSError as error:
-                log.warning(
-                    "region %r of %d bytes is not in shared memory: %s; peers on "
-                    "this host will read it through TCP, which is slower",
-                    name,
-                    length,
-                    error,
-                )
-            else:
-                return self._table.add(
-                    memoryview(file.mapping),
-                    name=name,
-                    location=location,
-                    shm_name=file.name,
-                    backing=file,
-                )
-        memory = private_memory(length)
-        return self._table.add(
-            memoryview(memory.mapping), name=name, location=location, backing=memory
-        )
+        return self._registrar.allocate(length, name=name, location=location)
 
     def register(self, buffer: object, *, name: str, location: str = "cpu:0") -> Region:
-        """See ``TransferEndpoint.register``."""
-        return self._table.add(plain_view(buffer), name=name, location=location)
+        """See ``TransferEndpoint.register``.
+
+        At "cuda:<index>" the buffer is a GPU's memory (see ``cuda.device_memory``), and
+        peers reach it by TCP through pinned memory of the host; it has no view.
+
+        Raises:
+            Refused: NVIDIA's driver, or that GPU, is not there.
+            OutOfBounds: the buffer is not such memory, or not contiguous.
+        """
+        return self._registrar.register(buffer, name=name, location=location)
+
+    def register_address(
+        self, address: int, length: int, *, name: str, location: str = "cpu:0"
+    ) -> Region:
+        """``register`` for memory that is known by its address alone, writable.
+
+        Raises:
+            OutOfBounds: no address or length.
+        """
+        if address <= 0 or length <= 0:
+            raise OutOfBounds(f"region {name!r} needs an address and a length")
+        buffer: object = DeviceMemory(address, length)
+        if not location.startswith(CUDA):
+            buffer = (ctypes.c_char * length).from_address(address)
+        return self._registrar.register(buffer, name=name, location=location)
 
     def register_file(self, path: Path, *, name: str, writable: bool = False) -> Region:
         """Let peers reach a whole file, as long as it is now.
@@ -268,14 +273,7 @@ class Endpoint(TransferEndpoint):
             Unreachable: it can't be opened.
             TransferError: it is empty.
         """
-        backing = file_region(path, writable=writable)
-        return self._table.add(
-            memoryview(backing.mapping),
-            name=name,
-            location=f"file:{path}",
-            shm_name=backing.file.name(),
-            backing=backing,
-        )
+        return self._registrar.register_file(path, name=name, writable=writable)
 
     async def deregister(self, region: Region) -> None:
         """See ``TransferEndpoint.deregister``."""

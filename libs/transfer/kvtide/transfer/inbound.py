@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from kvtide.runtime import Clock
 from kvtide.transfer.channel import Channel, Stillness
+from kvtide.transfer.cuda import Window
 from kvtide.transfer.errors import Corrupt, Refused, TimedOut, TransferError
 from kvtide.transfer.handles import Access, Operation
 from kvtide.transfer.handshake import Session, Use
@@ -59,6 +60,7 @@ class Inbound:
         self._pairs = rdma.pairs() if rdma is not None else None
         self._send_lock = threading.Lock()
         self._mapped: set[int] = set()
+        self._windows: list[Window] = []
         self._using: frozenset[int] = frozenset()
         self._last_id = 0
         self._stillness = Stillness(channel, clock)
@@ -162,16 +164,27 @@ class Inbound:
         return grants
 
     def _release(self, grants: Sequence[Grant]) -> None:
+        windows, self._windows = self._windows, []
+        for window in windows:
+            window.close()
         self._using = frozenset()
         for grant in grants:
             self._table.release(grant)
 
-    def _views(self, ask: Ask, grants: Sequence[Grant]) -> list[memoryview]:
+    def _views(
+        self, ask: Ask, grants: Sequence[Grant], *, fill: bool
+    ) -> list[memoryview]:
+        """The memory of all pieces; a GPU's, as it is now if ``fill``, by windows."""
         views: list[memoryview] = []
         for index, (at, offset, length) in enumerate(ask.pieces):
             region = grants[at].region
             check_range(offset, length, region.length, index)
-            views.append(region.view[offset : offset + length])
+            if region.stage is None:
+                views.append(region.view[offset : offset + length])
+                continue
+            window = region.stage.window(offset, length, fill=fill)
+            self._windows.append(window)
+            views.append(window.view)
         return views
 
     def _read(self, request_id: int, ask: Ask) -> None:
@@ -181,7 +194,7 @@ class Inbound:
             self._fault(request_id, error)
             return
         try:
-            views = self._views(ask, grants)
+            views = self._views(ask, grants, fill=True)
             self._send_pieces(request_id, views)
         except TransferError as error:
             if isinstance(error, TimedOut):
@@ -202,7 +215,7 @@ class Inbound:
         grants: list[Grant] = []
         try:
             grants = self._claim(ask, Access.WRITE)
-            views = self._views(ask, grants)
+            views = self._views(ask, grants, fill=False)
         except TransferError as error:
             self._release(grants)
             self._drain(total + 8 * len(ask.pieces))
@@ -213,18 +226,24 @@ class Inbound:
         finally:
             self._release(grants)
         if wrong is not None:
-            self._fault(request_id, Corrupt("written bytes differ", slice_index=wrong))
+            self._fault(request_id, wrong)
             return
         self._send(Kind.ANSWER, request_id, b"")
         self._served(ask, Operation.WRITE, total)
 
-    def _receive_pieces(self, views: Sequence[memoryview]) -> int | None:
-        """Fill the views; the first that differs from its checksum, if any."""
+    def _receive_pieces(self, views: Sequence[memoryview]) -> TransferError | None:
+        """Fill the views; what is wrong with them, if anything."""
         found, sent = receive_hashed(self.channel, views, self._check)
-        if found == sent:
-            return None
-        pairs = zip(sent, found, strict=True)
-        return next(at for at, (a, b) in enumerate(pairs) if a != b)
+        if found != sent:
+            pairs = zip(sent, found, strict=True)
+            wrong = next(at for at, (a, b) in enumerate(pairs) if a != b)
+            return Corrupt("written bytes differ", slice_index=wrong)
+        try:
+            for window in self._windows:
+                window.commit()
+        except TransferError as error:
+            return error
+        return None
 
     def _drain(self, total: int) -> None:
         scratch = memoryview(bytearray(min(total, _DRAIN_BYTES)))

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvtide.transfer.cuda import CudaDriver, Driver
 from kvtide.transfer.errors import TransferError
 from kvtide.transfer.nics import hosts_here
 from kvtide.transfer.rdma_owner import RdmaOwner
@@ -23,6 +24,7 @@ class System:
     device_names: Callable[[], list[str]] = device_names
     open_device: Callable[[str], Device] = Device
     hosts: Callable[[], tuple[str, ...]] = hosts_here
+    cuda: Callable[[int], Driver] = CudaDriver
 
 
 class OwnWays:

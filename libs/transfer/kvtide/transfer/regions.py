@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from kvtide.runtime import Clock
 from kvtide.transfer.buffers import address_of
 from kvtide.transfer.capability import CapabilityMint
+from kvtide.transfer.cuda import Stage
 from kvtide.transfer.errors import (
     AccessDenied,
     OutOfBounds,
@@ -50,8 +51,10 @@ class Region:
         location: str,
         shm_name: str,
         backing: Backing | None,
+        stage: Stage | None = None,
     ) -> None:
         """Made by ``RegionTable.add``."""
+        self.stage = stage
         self.number = number
         self.name = name
         self.location = location
@@ -62,13 +65,13 @@ class Region:
 
     @property
     def staged(self) -> bool:
-        """Whether its memory is a device's, that goes through memory of the host."""
-        return False
+        """Whether its memory is a GPU's: then ``view`` is empty."""
+        return self.stage is not None
 
     @property
     def length(self) -> int:
         """Bytes."""
-        return len(self.view)
+        return len(self.view) if self.stage is None else self.stage.memory.length
 
     def handle(
         self, access: Access = Access.READ, ttl_s: float | None = None
@@ -152,6 +155,7 @@ class RegionTable:
         location: str,
         shm_name: str = "",
         backing: Backing | None = None,
+        stage: Stage | None = None,
     ) -> Region:
         """Put memory in; its number is new in this epoch."""
         with self._changed:
@@ -163,7 +167,8 @@ class RegionTable:
                 name=name,
                 location=location,
                 shm_name=shm_name,
-                backing=backing,
+                backing=stage if backing is None else backing,
+                stage=stage,
             )
             self._regions[region.number] = region
             self._places = None
@@ -176,7 +181,7 @@ class RegionTable:
                 self._places = [
                     (start, start + each.length, each.location)
                     for each in self._regions.values()
-                    if each.length
+                    if len(each.view)
                     for start in (address_of(each.view),)
                 ]
             for start, end, location in self._places:
@@ -193,7 +198,7 @@ class RegionTable:
         self, region: Region, access: Access, ttl_s: float | None
     ) -> RegionHandle:
         """See ``Region.handle``."""
-        if access is Access.WRITE and region.view.readonly:
+        if access is Access.WRITE and region.view.readonly and not region.staged:
             raise AccessDenied(f"region {region.name!r} is read-only")
         expires_s = None if ttl_s is None else self._clock.monotonic() + ttl_s
         return RegionHandle(

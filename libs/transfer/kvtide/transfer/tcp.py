@@ -154,8 +154,10 @@ class TcpCarrier(Carrier):
     def _retire(self, request: Request, error: TransferError | None = None) -> None:
         with self._lock:
             self._in_flight.remove(request)
-        # the rail is to blame for wrong bytes, not for what the peer refuses
-        self._report(request, error, isinstance(error, Corrupt))
+        # the rail is to blame for wrong bytes, not for what the peer refuses; what the
+        # peer could not reach is tried again, but not for ever
+        blame = isinstance(error, (Corrupt, Unreachable, TimedOut))
+        self._report(request, error, blame)
 
     def _drop(self, error: Exception) -> None:
         """The connection is of no use any more; whoever was on it is told."""
