@@ -8,7 +8,6 @@ more. An owner that is merely silent is not believed to have stopped writing: th
 slots that it was writing are quarantined until it says so or its life is over.
 """
 
-from dataclasses import dataclass, field
 from typing import assert_never
 
 from kvtide.bus.messages import (
@@ -17,24 +16,31 @@ from kvtide.bus.messages import (
     DropExtras,
     Failure,
     LeaseRelease,
+    ListBlocks,
     Owned,
+    PinBlocks,
     PlacementMade,
     Presence,
     PresenceReply,
     PutBegin,
     PutCommit,
+    RemoveBlocks,
     Replicate,
     SnapshotPull,
     StageBlocks,
     StoreLoad,
+    UnpinBlocks,
 )
 from kvtide.kv import BlockKey, NodeRef
 from kvtide.store.arrivals import Arrivals
+from kvtide.store.curation import Curation
+from kvtide.store.curation_messages import CurationRequest
 from kvtide.store.events import (
     Command,
     ConnectionGone,
     Deaf,
     Event,
+    MemoryLimit,
     OwnerGone,
     OwnerUp,
     Received,
@@ -47,9 +53,9 @@ from kvtide.store.fetches import BodyFetched, HeaderFetched
 from kvtide.store.inventory import Inventory
 from kvtide.store.leases import Held, LeaseBook, Owner
 from kvtide.store.puts import MAX_OWNER_LEASES, Puts
-from kvtide.store.replicas import ReplicaRules
-from kvtide.store.slabs import Back, always_backed
-from kvtide.store.slots import SlotState, SlotTable
+from kvtide.store.slabs import Back, GiveBack, always_backed, nothing_given_back
+from kvtide.store.slot_states import SlotState
+from kvtide.store.slots import SlotTable
 from kvtide.store.ssd import looking
 from kvtide.store.ssd.events import (
     Found,
@@ -58,25 +64,9 @@ from kvtide.store.ssd.events import (
     TierFailed,
     TierOpened,
 )
-from kvtide.store.ssd.rules import SsdRules
 from kvtide.store.ssd.tier import SsdTier
+from kvtide.store.store_rules import StoreRules
 from kvtide.store.tally import Tally
-
-
-@dataclass(frozen=True, slots=True)
-class StoreRules:
-    """The machine's limits; times in seconds."""
-
-    arena_bytes: int
-    slab_bytes: int = 32 << 20
-    gossip_delay_s: float = 0.02
-    silence_s: float = 10.0
-    bad_slot_s: float = 30.0
-    hold_limit_s: float = 10.0
-    page_limit: int = 1000
-    keys_limit: int = 8192
-    replicas: ReplicaRules = field(default_factory=ReplicaRules)
-    ssd: SsdRules = field(default_factory=SsdRules)
 
 
 class StoreMachine:
@@ -90,6 +80,7 @@ class StoreMachine:
         first_generation: int = 1,
         tally: Tally | None = None,
         back: Back = always_backed,
+        give_back: GiveBack = nothing_given_back,
     ) -> None:
         """An empty store; a later life goes on with ``next_generation`` and tally.
 
@@ -101,9 +92,11 @@ class StoreMachine:
         self.tally = tally or Tally()
         table = SlotTable(
             rules.arena_bytes,
+            rules.table,
             slab_bytes=rules.slab_bytes,
             first_generation=first_generation,
             back=back,
+            give_back=give_back,
         )
         self.inventory = Inventory(store, table, self.tally)
         self.leases = LeaseBook()
@@ -112,6 +105,7 @@ class StoreMachine:
         self.arrivals = Arrivals(
             self.inventory, self.tally, rules.replicas, self._is_on_ssd
         )
+        self._curation = Curation(self.inventory, self.ssd, self.tally, rules.curation)
         self._rechecks: set[tuple[int, int]] = set()
         self._bad: dict[tuple[int, int], float] = {}
         self._silence_check_s = 0.0
@@ -195,14 +189,12 @@ class StoreMachine:
                 return [*self.arrivals.handle(event, now_s)]
             case Found() | TierOpened() | TierFailed() | RecordDone() | SegmentDone():
                 return [*self.ssd.handle(event, now_s)]
-            case OwnerUp(owner):
-                self._owner_up(owner)
-            case OwnerGone(owner):
-                self._end_life(owner)
-            case ConnectionGone(owner):
-                self._unplugged(owner)
+            case OwnerUp() | OwnerGone() | ConnectionGone():
+                self._owner_event(event)
             case Deaf():
                 self.leases.grace(now_s)
+            case MemoryLimit(limit_bytes):
+                self.inventory.limit_memory(limit_bytes, now_s)
             case Tick():
                 return self._tick(now_s)
             case _:
@@ -225,21 +217,29 @@ class StoreMachine:
                 limit = max(1, min(limit, self.rules.page_limit))
                 page = looking.page(self.inventory, self.ssd, after, limit)
                 return told + self._reply(event, page)
-            case BadCopy():
-                return self._bad_report(event, event.message)
-            case PlacementMade() | Replicate() | DropExtras():
+            case BadCopy() | PlacementMade() | Replicate() | DropExtras():
                 return self._told(event, event.message, now_s)
+            case ListBlocks() | PinBlocks() | UnpinBlocks() | RemoveBlocks():
+                return self._curate(event, event.message, now_s)
             case _:
                 assert_never(event.message)
+
+    def _curate(
+        self, event: Received, message: CurationRequest, now_s: float
+    ) -> list[Command]:
+        answer, commands = self._curation.handle(message, now_s, event.wall_ms)
+        return [*commands, *self._reply(event, answer)]
 
     def _told(
         self,
         event: Received,
-        message: PlacementMade | Replicate | DropExtras,
+        message: BadCopy | PlacementMade | Replicate | DropExtras,
         now_s: float,
     ) -> list[Command]:
-        """What a conductor, or a store that leaves, says of blocks."""
+        """What a reader, a conductor, or a store that leaves says of blocks."""
         match message:
+            case BadCopy():
+                return self._bad_report(event, message)
             case PlacementMade(keys=keys, hold_ms=hold_ms):
                 hold_s = min(max(0.0, hold_ms / 1e3), self.rules.hold_limit_s)
                 warm = keys[: self.rules.keys_limit]
@@ -335,6 +335,15 @@ class StoreMachine:
             return reply
         self._rechecks.add(use)
         return [self.inventory.check_of(slot, table.header_xxh3[slot]), *reply]
+
+    def _owner_event(self, event: OwnerUp | OwnerGone | ConnectionGone) -> None:
+        match event:
+            case OwnerUp(owner):
+                self._owner_up(owner)
+            case OwnerGone(owner):
+                self._end_life(owner)
+            case ConnectionGone(owner):
+                self._unplugged(owner)
 
     def _owner_up(self, owner: NodeRef) -> None:
         self.leases.revive(owner)
