@@ -382,7 +382,7 @@ def test_requests_hold_every_byte_of_a_batch_once(
         clock=SystemClock(),
     )
     paths = [path for _, path in slices]
-    batch = Batch(views, [handle] * len(slices), offsets)
+    batch = Batch(views, [handle] * len(slices), offsets, len(memory))
     requests = batch.requests(transfer, paths, (piece_bytes, request_bytes))
     covered = [0] * len(slices)
     for request in requests:

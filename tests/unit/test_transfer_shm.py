@@ -70,7 +70,7 @@ def test_sweep_of_nothing(tmp_path: Path) -> None:
 def test_attach(tmp_path: Path) -> None:
     file = create(tmp_path, 4096)
     file.mapping[:3] = b"abc"
-    assert attach(tmp_path, file.name, 4096, writable=False)[:3] == b"abc"
+    assert attach(tmp_path, file.name, 4096, writable=False).view[:3] == b"abc"
     with pytest.raises(Refused, match="shorter"):
         attach(tmp_path, file.name, 4097, writable=False)
     for name in ("../x", "/etc/passwd", "", "kvtide-a"):

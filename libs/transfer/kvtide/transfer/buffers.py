@@ -3,7 +3,9 @@
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
+from ctypes import addressof
 from itertools import pairwise
+from operator import add, gt
 
 import xxhash
 
@@ -36,6 +38,7 @@ class _PyBuffer(ctypes.Structure):
     )
 
 
+_char_at = ctypes.c_char.from_buffer
 _get_buffer = ctypes.pythonapi.PyObject_GetBuffer
 _get_buffer.argtypes = (ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int)
 _get_buffer.restype = ctypes.c_int
@@ -79,6 +82,19 @@ def check_targets(targets: Sequence[memoryview]) -> None:
     """Raise OutOfBounds unless all are writable and no two overlap."""
     if len(targets) == 1 and not targets[0].readonly:
         return
+    try:
+        starts = list(map(addressof, map(_char_at, targets)))
+    except (TypeError, ValueError):
+        # one is read-only or empty
+        _check_closely(targets)
+        return
+    ends = map(add, starts, map(len, targets))
+    if any(map(gt, ends, starts[1:])):
+        # not simply one after the other
+        _check_closely(targets)
+
+
+def _check_closely(targets: Sequence[memoryview]) -> None:
     spans: list[tuple[int, int, int]] = []
     for index, view in enumerate(targets):
         if view.readonly:

@@ -1,24 +1,33 @@
 """Moves requests through shared memory: a private copy, hashed in the same pass."""
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from operator import add
 from typing import Protocol
+
+from xxhash import xxh3_64_intdigest
 
 from kvtide.transfer.buffers import copy_and_hash
 from kvtide.transfer.errors import TransferError, Unreachable
 from kvtide.transfer.handles import RegionHandle
 from kvtide.transfer.mappings import Mappings
-from kvtide.transfer.plan import Piece
 from kvtide.transfer.regions import check_range
 from kvtide.transfer.requests import Request, in_loop
+from kvtide.transfer.shm import Attached
 from kvtide.transfer.transfer import Transfer
 
 log = logging.getLogger("kvtide.transfer")
 
 AT_ONCE_BYTES = 64 << 10
 """So little is copied sooner than another thread is woken, also in an event loop."""
+
+SMALL_BYTES = 64 << 10
+"""So little is copied before it would pay to let another thread run meanwhile."""
+
+_NOTHING = memoryview(b"")
 
 AT_ONCE_IN_THREAD_BYTES = 16 << 20
 """A thread without a loop would only wait: it copies as much as this by itself."""
@@ -40,8 +49,12 @@ class Mover(Protocol):
         """Whether ``move`` would be done as soon as a copy."""
         ...
 
-    def move(self, request: Request, at: int, piece: Piece) -> int:
-        """Move a piece; its xxh3_64. Raises a ``TransferError``."""
+    def move(self, request: Request, *, alone: bool) -> Sequence[int]:
+        """Move all of a request; xxh3_64 of its pieces, fewer if it became hopeless.
+
+        ``alone``: the calling thread has nobody to let run meanwhile. Raises a
+        ``TransferError`` that says which slice it is about.
+        """
         ...
 
     def forget(self, region: int) -> None:
@@ -71,17 +84,61 @@ class SharedMover:
         """See ``Mover``."""
         return self._mappings.known(handle, writable=writable)
 
-    def move(self, request: Request, at: int, piece: Piece) -> int:
+    def move(self, request: Request, *, alone: bool) -> Sequence[int]:
         """See ``Mover``."""
-        memory = self._mappings.view(request.handles[at], writable=request.writes)
-        # the mapping's length is the owner's word, the handle's is the caller's
-        start = request.offsets[at]
-        check_range(start, piece.length, len(memory), piece.slice_index)
-        there = memory[start : start + piece.length]
-        here = request.views[at]
-        target, source = (there, here) if request.writes else (here, there)
-        transfer = request.transfer
-        return copy_and_hash(target, source, lambda: transfer.failed)
+        if not alone and not request.writes and len(request.views) > 1:
+            run = self._read_run(request)
+            if run is not None:
+                return run
+        writes, hopeless = request.writes, request.transfer.hopeless
+        digests: list[int] = []
+        known: RegionHandle | None = None
+        memory = _NOTHING
+        places = zip(request.views, request.handles, request.offsets, strict=True)
+        for here, handle, start in places:
+            if handle is not known:
+                memory = self._reach(request, len(digests)).view
+                known = handle
+            end = start + len(here)
+            if end > len(memory):
+                # the mapping's length is the owner's word, the handle's is the caller's
+                index = request.slice_index(len(digests))
+                check_range(start, len(here), len(memory), index)
+            there = memory[start:end]
+            target, source = (there, here) if writes else (here, there)
+            if len(here) <= SMALL_BYTES:
+                target[:] = source
+                digests.append(xxh3_64_intdigest(target))
+            else:
+                digests.append(copy_and_hash(target, source, hopeless))
+                if hopeless():
+                    break
+        return digests
+
+    def _read_run(self, request: Request) -> list[int] | None:
+        """Small pieces that lie side by side, in one call that lets others run.
+
+        None when they do not.
+        """
+        views, offsets = request.views, request.offsets
+        if request.nbytes > len(views) * SMALL_BYTES:
+            return None
+        ends = list(map(add, offsets, map(len, views)))
+        if ends[:-1] != offsets[1:] or len(_distinct(request.handles)) > 1:
+            return None
+        memory = self._reach(request, 0)
+        if ends[-1] > len(memory.view):
+            return None
+        if os.preadv(memory.fd, views, offsets[0]) != request.nbytes:
+            return None
+        return list(map(xxh3_64_intdigest, views))
+
+    def _reach(self, request: Request, at: int) -> Attached:
+        try:
+            return self._mappings.reach(request.handles[at], writable=request.writes)
+        except TransferError as error:
+            error.slice_index = request.slice_index(at)
+            raise
 
     def forget(self, region: int) -> None:
         """See ``Mover``."""
@@ -118,7 +175,7 @@ class Copier:
         """Take requests; each is settled in the end. Never blocks an event loop."""
         if self._is_little(requests):
             for request in requests:
-                self._copy(request)
+                self._copy(request, alone=True)
             return
         for request in requests:
             try:
@@ -132,6 +189,11 @@ class Copier:
                 )
                 request.settle()
 
+    @property
+    def busy(self) -> bool:
+        """Whether some wait for a thread."""
+        return bool(self._waiting)
+
     def help(self, transfer: Transfer) -> None:
         """Copy for a transfer in the calling thread, which waits for it."""
         while True:
@@ -142,7 +204,7 @@ class Copier:
                     return
                 future = self._waiting.pop(request)
             if future.cancel():
-                self._copy(request)
+                self._copy(request, alone=True)
 
     def close(self, error: TransferError) -> None:
         """End all; copies under way end by themselves."""
@@ -151,59 +213,53 @@ class Copier:
 
     def _is_little(self, requests: Sequence[Request]) -> bool:
         nbytes = sum(request.nbytes for request in requests)
-        limit = AT_ONCE_BYTES if in_loop() else AT_ONCE_IN_THREAD_BYTES
-        return nbytes <= limit and all(
+        if nbytes > AT_ONCE_IN_THREAD_BYTES or (nbytes > AT_ONCE_BYTES and in_loop()):
+            return False
+        return all(
             self.mover.known(handle, writable=request.writes)
             for request in requests
-            for handle in request.handles
+            for handle in _distinct(request.handles)
         )
 
     def _take(self, request: Request) -> None:
         with self._lock:
             self._waiting.pop(request, None)
-        self._copy(request)
+        self._copy(request, alone=False)
 
-    def _copy(self, request: Request) -> None:
+    def _copy(self, request: Request, *, alone: bool) -> None:
+        transfer = request.transfer
         try:
-            if not self._reaches_all(request):
-                self._elsewhere(request)
-                return
-            for at, piece in enumerate(request.pieces):
-                if not self._copy_piece(request, at, piece):
-                    break
+            if self._end is not None:
+                transfer.fail(self._end)
+            if not transfer.hopeless():
+                if not self._reaches_all(request):
+                    self._elsewhere(request)
+                    return
+                digests = self.mover.move(request, alone=alone)
+                if len(digests) == len(request.views):
+                    request.moved(digests)
         except TransferError as error:
             error.path = self.mover.path
-            request.transfer.fail(error)
+            transfer.fail(error)
         except BaseException as error:
             log.exception("copying failed")
-            request.transfer.fail(TransferError(repr(error), path=self.mover.path))
+            transfer.fail(TransferError(repr(error), path=self.mover.path))
             request.settle()
             raise
         request.settle()
 
     def _reaches_all(self, request: Request) -> bool:
-        for at, handle in enumerate(request.handles):
+        for at, handle in enumerate(_distinct(request.handles)):
             try:
                 if not self.mover.reaches(handle, writable=request.writes):
                     return False
             except TransferError as error:
-                error.slice_index = request.pieces[at].slice_index
+                error.slice_index = request.slice_index(at)
                 raise
         return True
 
-    def _copy_piece(self, request: Request, at: int, piece: Piece) -> bool:
-        transfer = request.transfer
-        if self._end is not None:
-            transfer.fail(self._end)
-        if transfer.failed:
-            return False
-        if transfer.remaining_s() <= 0:
-            transfer.expire()
-            return False
-        try:
-            digest = self.mover.move(request, at, piece)
-        except TransferError as error:
-            error.slice_index = piece.slice_index
-            raise
-        transfer.moved(piece, digest)
-        return not transfer.failed
+
+def _distinct(handles: Sequence[RegionHandle]) -> Sequence[RegionHandle]:
+    """One where all are the same, as is usual; else all."""
+    first = handles[:1]
+    return first if handles.count(first[0]) == len(handles) else handles

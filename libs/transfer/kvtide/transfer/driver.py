@@ -77,6 +77,7 @@ class Driver:
 
     def _run(self) -> None:
         quiet = 0
+        self._parked = False
         while True:
             rung = self._wait(quiet)
             if self._closing:

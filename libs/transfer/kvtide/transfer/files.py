@@ -25,7 +25,6 @@ from kvtide.transfer.errors import (
 )
 from kvtide.transfer.handles import Access, RegionHandle
 from kvtide.transfer.mappings import AskToMap
-from kvtide.transfer.plan import Piece
 from kvtide.transfer.regions import check_range
 from kvtide.transfer.requests import Request
 from kvtide.transfer.shm import boot_id, close_mapping
@@ -213,16 +212,27 @@ class FileMover:
         self._lock = threading.Lock()
         self._files: dict[tuple[int, bytes, bool], OpenRegion] = {}
 
-    def move(self, request: Request, at: int, piece: Piece) -> int:
-        """Move one piece of a request; its xxh3_64. Raises a ``TransferError``."""
-        handle, offset = request.handles[at], request.offsets[at]
-        found = self._open(handle, writable=request.writes)
-        file = found.file
-        check_range(offset, piece.length, found.length, piece.slice_index)
-        if request.writes:
-            return file.write_from(request.views[at], offset)
+    def move(self, request: Request, *, alone: bool) -> list[int]:
+        """See ``copier.Mover``."""
+        del alone
         transfer = request.transfer
-        return file.read_into(request.views[at], offset, lambda: transfer.failed)
+        digests: list[int] = []
+        for at, view in enumerate(request.views):
+            handle, offset = request.handles[at], request.offsets[at]
+            try:
+                found = self._open(handle, writable=request.writes)
+                check_range(offset, len(view), found.length, at)
+                if request.writes:
+                    digest = found.file.write_from(view, offset)
+                else:
+                    digest = found.file.read_into(view, offset, transfer.hopeless)
+            except TransferError as error:
+                error.slice_index = request.slice_index(at)
+                raise
+            digests.append(digest)
+            if transfer.hopeless():
+                break
+        return digests
 
     def reaches(self, handle: RegionHandle, *, writable: bool) -> bool:
         """Whether the file is here as the owner has it; blocks at the first time.

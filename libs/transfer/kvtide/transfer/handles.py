@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from typing import NamedTuple
 
 PROTOCOL = 3
 """Version of the wire protocol; both ends must have the same."""
@@ -64,8 +65,7 @@ class RegionHandle:
     shm_name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReadSlice:
+class ReadSlice(NamedTuple):
     """Copy ``len(into)`` bytes at ``offset`` of the region into ``into``.
 
     ``into`` is private, writable, contiguous memory. From submission until the
@@ -77,8 +77,7 @@ class ReadSlice:
     into: memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class WriteSlice:
+class WriteSlice(NamedTuple):
     """Copy ``source`` to ``offset`` of the region.
 
     ``source`` must not change until the transfer has ended.

@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
+from kvtide.runtime import Clock
+from kvtide.transfer.buffers import check_targets
 from kvtide.transfer.errors import OutOfBounds
 from kvtide.transfer.handles import (
     EndpointAddress,
@@ -28,6 +30,7 @@ from kvtide.transfer.handles import (
     WriteSlice,
 )
 from kvtide.transfer.regions import Region
+from kvtide.transfer.requests import Batch, batch_of
 from kvtide.transfer.transfer import Transfer
 
 PeerGone = Callable[[str, int], None]
@@ -84,6 +87,7 @@ class TransferPeer(ABC):
 
     node: str
     epoch: int
+    _clock: Clock
 
     @property
     @abstractmethod
@@ -95,7 +99,6 @@ class TransferPeer(ABC):
     def gone(self) -> bool:
         """Whether the peer's process is gone; every further call fails."""
 
-    @abstractmethod
     def read(
         self,
         slices: Sequence[ReadSlice],
@@ -123,8 +126,22 @@ class TransferPeer(ABC):
 
         The transfer raises: any ``TransferError``.
         """
+        batch = batch_of(slices, self.node, self.epoch)
+        check_targets(batch.views)
+        check_message(notify)
+        transfer = Transfer(
+            slice_count=len(slices),
+            nbytes=batch.nbytes,
+            operation=Operation.READ,
+            purpose=purpose,
+            priority=priority,
+            timeout_s=timeout_s,
+            clock=self._clock,
+            trace=trace,
+        )
+        self._start(transfer, batch, notify)
+        return transfer
 
-    @abstractmethod
     def write(
         self,
         slices: Sequence[WriteSlice],
@@ -136,6 +153,24 @@ class TransferPeer(ABC):
         trace: str = "",
     ) -> Transfer:
         """Start to copy local memory to remote ranges; else as ``read``."""
+        batch = batch_of(slices, self.node, self.epoch)
+        check_message(notify)
+        transfer = Transfer(
+            slice_count=len(slices),
+            nbytes=batch.nbytes,
+            operation=Operation.WRITE,
+            purpose=purpose,
+            priority=priority,
+            timeout_s=timeout_s,
+            clock=self._clock,
+            trace=trace,
+        )
+        self._start(transfer, batch, notify)
+        return transfer
+
+    @abstractmethod
+    def _start(self, transfer: Transfer, batch: Batch, notify: bytes) -> None:
+        """Move a checked batch; raises as ``read``."""
 
     @abstractmethod
     def map(self, handle: RegionHandle) -> memoryview:

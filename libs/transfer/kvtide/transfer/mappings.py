@@ -8,7 +8,7 @@ from pathlib import Path
 from kvtide.runtime import Clock
 from kvtide.transfer.errors import AccessDenied, Refused, Unreachable
 from kvtide.transfer.handles import Access, RegionHandle
-from kvtide.transfer.shm import attach
+from kvtide.transfer.shm import Attached, attach
 from kvtide.transfer.wire import Ask, pack_ask, unpack_mapped
 
 AskToMap = Callable[[bytes], bytes]
@@ -21,7 +21,7 @@ MOST_RIGHTS = 4096
 class Right:
     """That a capability was accepted by the owner, until when (None: for ever)."""
 
-    view: memoryview
+    memory: Attached
     expires_s: float | None
 
 
@@ -35,12 +35,12 @@ class Mappings:
         self._clock = clock
         self._ask = ask
         self._lock = threading.Lock()
-        self._views: dict[tuple[int, bool], memoryview] = {}
+        self._attached: dict[tuple[int, bool], Attached] = {}
         self._rights: dict[tuple[int, bytes, bool], Right] = {}
         self._gone: set[int] = set()
         self._closed = False
 
-    def view(self, handle: RegionHandle, *, writable: bool) -> memoryview:
+    def reach(self, handle: RegionHandle, *, writable: bool) -> Attached:
         """The region's memory; blocks for a round trip at the first use of a right.
 
         Raises:
@@ -53,10 +53,10 @@ class Mappings:
             right = self._usable(key)
         if right is None:
             right = self._obtain(handle, writable=writable)
-        return right.view
+        return right.memory
 
     def known(self, handle: RegionHandle, *, writable: bool) -> bool:
-        """Whether ``view`` would not block."""
+        """Whether ``reach`` would not block."""
         with self._lock:
             key = (handle.region, handle.capability, writable)
             return self._closed or key in self._rights
@@ -88,12 +88,11 @@ class Mappings:
                 raise Unreachable("the peer is gone", node=self._node, path="shm")
             if handle.region in self._gone:
                 raise AccessDenied("the region is gone", node=self._node, path="shm")
-            view = self._views.get((handle.region, writable))
-            if view is None:
-                mapping = attach(self._shm_dir, name, length, writable=writable)
-                view = memoryview(mapping)
-                self._views[handle.region, writable] = view
-            right = Right(view, expires_s)
+            memory = self._attached.get((handle.region, writable))
+            if memory is None:
+                memory = attach(self._shm_dir, name, length, writable=writable)
+                self._attached[handle.region, writable] = memory
+            right = Right(memory, expires_s)
             if len(self._rights) >= MOST_RIGHTS:
                 del self._rights[next(iter(self._rights))]
             self._rights[handle.region, handle.capability, writable] = right
@@ -104,7 +103,7 @@ class Mappings:
         with self._lock:
             self._gone.add(region)
             for writable in (False, True):
-                self._views.pop((region, writable), None)
+                self._attached.pop((region, writable), None)
             for key in [key for key in self._rights if key[0] == region]:
                 del self._rights[key]
 
@@ -112,5 +111,5 @@ class Mappings:
         """Let go of all; memory is unmapped when its last view goes."""
         with self._lock:
             self._closed = True
-            self._views.clear()
+            self._attached.clear()
             self._rights.clear()

@@ -1,13 +1,13 @@
 """The way between two endpoints of one process, with faults on demand."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from kvtide.runtime import Clock, TaskScope
-from kvtide.transfer.buffers import check_targets, copy_and_hash, plain_view
+from kvtide.transfer.buffers import copy_and_hash
 from kvtide.transfer.errors import (
     Corrupt,
     Refused,
@@ -18,14 +18,12 @@ from kvtide.transfer.handles import (
     Access,
     EndpointAddress,
     Operation,
-    Priority,
-    ReadSlice,
     RegionHandle,
-    WriteSlice,
 )
-from kvtide.transfer.interface import Observer, TransferPeer, check_message
+from kvtide.transfer.interface import Observer, TransferPeer
 from kvtide.transfer.plan import Piece
 from kvtide.transfer.regions import RegionTable, check_range
+from kvtide.transfer.requests import Batch
 from kvtide.transfer.transfer import Transfer
 from kvtide.transfer.wire import check_handle
 
@@ -91,6 +89,7 @@ class MemoryPeer(TransferPeer):
         self.node = owner.address.node
         self.epoch = owner.address.epoch
         self.owner = owner
+        self._clock = ours.clock
         self._ours = ours
         self._end: TransferError | None = None
         self._under_way: dict[Transfer, asyncio.Task[None]] = {}
@@ -104,47 +103,6 @@ class MemoryPeer(TransferPeer):
     def gone(self) -> bool:
         """See ``TransferPeer.gone``."""
         return self._end is not None
-
-    def read(
-        self,
-        slices: Sequence[ReadSlice],
-        *,
-        timeout_s: float,
-        priority: Priority = Priority.FOREGROUND,
-        purpose: str = "reuse",
-        notify: bytes = b"",
-        trace: str = "",
-    ) -> Transfer:
-        """See ``TransferPeer.read``."""
-        views = [
-            plain_view(each.into, slice_index=index)
-            for index, each in enumerate(slices)
-        ]
-        check_targets(views)
-        places = [(each.handle, each.offset) for each in slices]
-        return self._go(
-            Operation.READ, views, places, timeout_s, priority, purpose, notify, trace
-        )
-
-    def write(
-        self,
-        slices: Sequence[WriteSlice],
-        *,
-        timeout_s: float,
-        priority: Priority = Priority.FOREGROUND,
-        purpose: str = "reuse",
-        notify: bytes = b"",
-        trace: str = "",
-    ) -> Transfer:
-        """See ``TransferPeer.write``."""
-        views = [
-            plain_view(each.source, slice_index=index)
-            for index, each in enumerate(slices)
-        ]
-        places = [(each.handle, each.offset) for each in slices]
-        return self._go(
-            Operation.WRITE, views, places, timeout_s, priority, purpose, notify, trace
-        )
 
     def map(self, handle: RegionHandle) -> memoryview:
         """See ``TransferPeer.map``."""
@@ -172,53 +130,21 @@ class MemoryPeer(TransferPeer):
         for transfer in list(self._under_way):
             transfer.fail(error)
 
-    def _go(
-        self,
-        operation: Operation,
-        views: Sequence[memoryview],
-        places: Sequence[tuple[RegionHandle, int]],
-        timeout_s: float,
-        priority: Priority,
-        purpose: str,
-        notify: bytes,
-        trace: str,
-    ) -> Transfer:
-        check_message(notify)
-        for index, (handle, offset) in enumerate(places):
-            check_handle(handle, self.node, self.epoch, index)
-            check_range(offset, len(views[index]), handle.length, index)
-        transfer = Transfer(
-            slice_count=len(views),
-            nbytes=sum(map(len, views)),
-            operation=operation,
-            purpose=purpose,
-            priority=priority,
-            timeout_s=timeout_s,
-            clock=self._ours.clock,
-            trace=trace,
-        )
+    def _start(self, transfer: Transfer, batch: Batch, notify: bytes) -> None:
         finale = partial(self._notify, notify) if notify else None
-        transfer.begin(1, self._abort, finale=finale)
-        transfer.when_ended(lambda: self._ended(transfer))
+        transfer.begin(1, self._abort, finale=finale, ended=self._ended)
         fault = self._ours.faults(
-            self._ours.address.node, self.node, operation, transfer.nbytes
+            self._ours.address.node, self.node, transfer.operation, transfer.nbytes
         )
         if fault.drop or fault.delay_s > 0:
             self._under_way[transfer] = self._ours.tasks.spawn(
-                self._later(transfer, views, places, fault), name="memory-transfer"
+                self._later(transfer, batch, fault), name="memory-transfer"
             )
         else:
-            self._move(transfer, views, places, fault)
+            self._move(transfer, batch, fault)
             transfer.settle(PATH)
-        return transfer
 
-    async def _later(
-        self,
-        transfer: Transfer,
-        views: Sequence[memoryview],
-        places: Sequence[tuple[RegionHandle, int]],
-        fault: Fault,
-    ) -> None:
+    async def _later(self, transfer: Transfer, batch: Batch, fault: Fault) -> None:
         clock = self._ours.clock
         try:
             left_s = max(0.0, transfer.remaining_s())
@@ -227,7 +153,7 @@ class MemoryPeer(TransferPeer):
                 transfer.expire()
             else:
                 await clock.sleep(fault.delay_s)
-                self._move(transfer, views, places, fault)
+                self._move(transfer, batch, fault)
         finally:
             self._under_way.pop(transfer, None)
             if not transfer.failed and self._end is not None:
@@ -244,35 +170,25 @@ class MemoryPeer(TransferPeer):
         if task is not None:
             task.get_loop().call_soon_threadsafe(task.cancel)
 
-    def _move(
-        self,
-        transfer: Transfer,
-        views: Sequence[memoryview],
-        places: Sequence[tuple[RegionHandle, int]],
-        fault: Fault,
-    ) -> None:
+    def _move(self, transfer: Transfer, batch: Batch, fault: Fault) -> None:
         if fault.unreachable:
             transfer.fail(Unreachable("the way is cut", node=self.node, path=PATH))
         elif self._end is not None:
             transfer.fail(self._end)
-        for index, (handle, offset) in enumerate(places):
+        for index in range(len(batch.views)):
             if transfer.failed:
                 return
             try:
-                self._move_slice(transfer, index, views[index], handle, offset, fault)
+                self._move_slice(transfer, index, batch, fault)
             except TransferError as error:
                 error.node, error.path, error.slice_index = self.node, PATH, index
                 transfer.fail(error)
 
     def _move_slice(
-        self,
-        transfer: Transfer,
-        index: int,
-        here: memoryview,
-        handle: RegionHandle,
-        offset: int,
-        fault: Fault,
+        self, transfer: Transfer, index: int, batch: Batch, fault: Fault
     ) -> None:
+        here, handle = batch.views[index], batch.handles[index]
+        offset = batch.offsets[index]
         writes = transfer.operation is Operation.WRITE
         access = Access.WRITE if writes else Access.READ
         table = self.owner.table

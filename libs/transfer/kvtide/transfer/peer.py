@@ -11,7 +11,6 @@ from pathlib import Path
 
 from kvtide.runtime import Clock
 from kvtide.transfer.alarm import Alarm
-from kvtide.transfer.buffers import check_targets, plain_view
 from kvtide.transfer.control import Control
 from kvtide.transfer.copier import Copier, SharedMover
 from kvtide.transfer.dial import Dialer
@@ -24,15 +23,10 @@ from kvtide.transfer.errors import (
 )
 from kvtide.transfer.files import PREFIX, FileMover
 from kvtide.transfer.handles import (
-    Operation,
-    Priority,
-    ReadSlice,
     RegionHandle,
-    WriteSlice,
 )
-from kvtide.transfer.interface import Observer, TransferPeer, check_message
+from kvtide.transfer.interface import Observer, TransferPeer
 from kvtide.transfer.mappings import Mappings
-from kvtide.transfer.regions import check_range
 from kvtide.transfer.requests import Batch, Request
 from kvtide.transfer.transfer import Transfer
 from kvtide.transfer.verbs import Device
@@ -69,6 +63,7 @@ class SocketPeer(TransferPeer):
         self.node = dialer.address.node
         self.epoch = dialer.address.epoch
         self._dialer = dialer
+        self._clock = setup.clock
         self._setup = setup
         self._left = left
         self._lock = threading.Lock()
@@ -153,72 +148,13 @@ class SocketPeer(TransferPeer):
         """See ``TransferPeer.gone``."""
         return self._end is not None
 
-    def read(
-        self,
-        slices: Sequence[ReadSlice],
-        *,
-        timeout_s: float,
-        priority: Priority = Priority.FOREGROUND,
-        purpose: str = "reuse",
-        notify: bytes = b"",
-        trace: str = "",
-    ) -> Transfer:
-        """See ``TransferPeer.read``."""
-        views = [
-            plain_view(each.into, slice_index=index)
-            for index, each in enumerate(slices)
-        ]
-        check_targets(views)
-        transfer = self._transfer(
-            Operation.READ, views, timeout_s, priority, purpose, trace
-        )
-        self._submit(
-            transfer,
-            Batch(
-                views,
-                [each.handle for each in slices],
-                [each.offset for each in slices],
-            ),
-            notify,
-        )
-        return transfer
-
-    def write(
-        self,
-        slices: Sequence[WriteSlice],
-        *,
-        timeout_s: float,
-        priority: Priority = Priority.FOREGROUND,
-        purpose: str = "reuse",
-        notify: bytes = b"",
-        trace: str = "",
-    ) -> Transfer:
-        """See ``TransferPeer.write``."""
-        views = [
-            plain_view(each.source, slice_index=index)
-            for index, each in enumerate(slices)
-        ]
-        transfer = self._transfer(
-            Operation.WRITE, views, timeout_s, priority, purpose, trace
-        )
-        self._submit(
-            transfer,
-            Batch(
-                views,
-                [each.handle for each in slices],
-                [each.offset for each in slices],
-            ),
-            notify,
-        )
-        return transfer
-
     def map(self, handle: RegionHandle) -> memoryview:
         """See ``TransferPeer.map``."""
         check_handle(handle, self.node, self.epoch, 0)
         if self._mappings is None:
             raise Refused("the peer is on another host", node=self.node, path="tcp")
         writable = handle.capability[0] > 1
-        return self._mappings.view(handle, writable=writable)
+        return self._mappings.reach(handle, writable=writable).view
 
     async def map_async(self, handle: RegionHandle) -> memoryview:
         """See ``TransferPeer.map_async``."""
@@ -240,51 +176,27 @@ class SocketPeer(TransferPeer):
 
     # ---- submission
 
-    def _transfer(
-        self,
-        operation: Operation,
-        views: Sequence[memoryview],
-        timeout_s: float,
-        priority: Priority,
-        purpose: str,
-        trace: str,
-    ) -> Transfer:
-        return Transfer(
-            slice_count=len(views),
-            nbytes=sum(map(len, views)),
-            operation=operation,
-            purpose=purpose,
-            priority=priority,
-            timeout_s=timeout_s,
-            clock=self._setup.clock,
-            trace=trace,
-        )
-
-    def _submit(
-        self,
-        transfer: Transfer,
-        batch: Batch,
-        notify: bytes,
-    ) -> None:
+    def _start(self, transfer: Transfer, batch: Batch, notify: bytes) -> None:
         dispatcher = self._dispatcher
         if dispatcher is None:
             raise Unreachable("the peer is not connected", node=self.node)
-        check_message(notify)
-        handles, offsets = batch.handles, batch.offsets
-        for index, view in enumerate(batch.views):
-            check_handle(handles[index], self.node, self.epoch, index)
-            check_range(offsets[index], len(view), handles[index].length, index)
-        paths = [self._way(handle) for handle in handles]
+        paths = self._paths(batch.handles)
         requests = batch.requests(transfer, paths, self._ways.limits)
         if self._setup.locate is not None:
             for request in requests:
                 request.location = self._setup.locate(request.views)
-        with self._lock:
-            self._under_way.add(transfer)
+        self._under_way.add(transfer)
         finale = partial(self._notify_later, notify) if notify else None
-        transfer.begin(len(requests), dispatcher.abort, self._help, finale)
-        transfer.when_ended(partial(self._ended, transfer))
+        transfer.begin(len(requests), dispatcher.abort, self._help, finale, self._ended)
         self._hand_out(dispatcher, requests)
+
+    def _paths(self, handles: Sequence[RegionHandle]) -> list[str]:
+        if not handles:
+            return []
+        first = handles[0]
+        if handles.count(first) == len(handles):
+            return [self._way(first)] * len(handles)
+        return [self._way(handle) for handle in handles]
 
     def _hand_out(self, dispatcher: Dispatcher, requests: list[Request]) -> None:
         if len(requests) == 1 and requests[0].path == "tcp":
@@ -331,9 +243,9 @@ class SocketPeer(TransferPeer):
             transfer.conclude(None)
 
     def _help(self, transfer: Transfer) -> None:
-        if self._copier is not None:
-            self._copier.help(transfer)
-        self._files.help(transfer)
+        for copier in (self._copier, self._files):
+            if copier is not None and copier.busy:
+                copier.help(transfer)
         if self._dispatcher is not None:
             self._dispatcher.help(transfer)
 
@@ -385,8 +297,7 @@ class SocketPeer(TransferPeer):
         self._left(self)
 
     def _ended(self, transfer: Transfer) -> None:
-        with self._lock:
-            self._under_way.discard(transfer)
+        self._under_way.discard(transfer)
         observer = self._setup.observer
         if observer is None:
             return

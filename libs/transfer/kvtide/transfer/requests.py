@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvtide.transfer.handles import Operation, RegionHandle
+from kvtide.transfer.buffers import plain_view
+from kvtide.transfer.handles import Operation, ReadSlice, RegionHandle, WriteSlice
 from kvtide.transfer.plan import PIECES_PER_REQUEST, Piece, cut, group
+from kvtide.transfer.regions import check_range
 from kvtide.transfer.transfer import Transfer
+from kvtide.transfer.wire import check_handle
 
 
 @dataclass(eq=False, slots=True)
@@ -17,11 +20,12 @@ class Request:
     """Some pieces of one transfer that go out in one frame.
 
     ``views[i]`` is the local memory of ``pieces[i]``, ``offsets[i]`` where it is in
-    the region of ``handles[i]``. ``location``: see ``schedule.Job``.
+    the region of ``handles[i]``. ``cuts`` are the pieces, None when they are all slices
+    of the transfer, each whole. ``location``: see ``schedule.Job``.
     """
 
     transfer: Transfer
-    pieces: Sequence[Piece]
+    cuts: Sequence[Piece] | None
     views: Sequence[memoryview]
     handles: Sequence[RegionHandle]
     offsets: Sequence[int]
@@ -33,6 +37,13 @@ class Request:
     settled: bool = False
 
     @property
+    def pieces(self) -> Sequence[Piece]:
+        """Which range of which slice each view is."""
+        if self.cuts is not None:
+            return self.cuts
+        return [Piece(at, 0, len(view)) for at, view in enumerate(self.views)]
+
+    @property
     def urgency(self) -> int:
         """See ``schedule.Job``."""
         return int(self.transfer.priority)
@@ -41,6 +52,18 @@ class Request:
     def writes(self) -> bool:
         """Whether the bytes go out with it."""
         return self.transfer.operation is Operation.WRITE
+
+    def slice_index(self, at: int) -> int:
+        """Which slice ``views[at]`` belongs to."""
+        return at if self.cuts is None else self.cuts[at].slice_index
+
+    def moved(self, xxh3: Sequence[int]) -> None:
+        """All of it has been moved; the checksums of its pieces."""
+        if self.cuts is None:
+            self.transfer.moved_all(xxh3)
+            return
+        for piece, value in zip(self.cuts, xxh3, strict=True):
+            self.transfer.moved(piece, value)
 
     def settle(self) -> None:
         """The request touches no memory any more; once."""
@@ -55,6 +78,7 @@ class Batch(NamedTuple):
     views: Sequence[memoryview]
     handles: Sequence[RegionHandle]
     offsets: Sequence[int]
+    nbytes: int
 
     def requests(
         self, transfer: Transfer, paths: Sequence[str], limits: tuple[int, int]
@@ -64,18 +88,21 @@ class Batch(NamedTuple):
         Tells ``transfer`` of the slices that are in several pieces.
         """
         piece_bytes, request_bytes = limits
-        lengths = [len(view) for view in self.views]
-        if sum(lengths) <= request_bytes and 1 <= len(lengths) <= PIECES_PER_REQUEST:
+        views = self.views
+        count = len(views)
+        if self.nbytes <= request_bytes and 1 <= count <= PIECES_PER_REQUEST:
             first = paths[0]
-            if len(paths) == 1 or all(path == first for path in paths):
+            if paths.count(first) == count:
                 # the usual case: all of it in one request
-                pieces = [Piece(at, 0, length) for at, length in enumerate(lengths)]
-                return [self._request(transfer, pieces, first)]
+                handles, offsets = self.handles, self.offsets
+                nbytes = self.nbytes
+                return [Request(transfer, None, views, handles, offsets, nbytes, first)]
         sides: dict[str, list[Piece]] = {}
+        lengths = list(map(len, views))
         for piece in cut(lengths, piece_bytes):
             index = piece.slice_index
             if piece.start == 0 and piece.length < lengths[index]:
-                transfer.split(index, self.views[index])
+                transfer.split(index, views[index])
             sides.setdefault(paths[index], []).append(piece)
         return [
             self._request(transfer, pieces, path)
@@ -86,22 +113,45 @@ class Batch(NamedTuple):
     def _request(
         self, transfer: Transfer, pieces: Sequence[Piece], path: str
     ) -> Request:
-        views: list[memoryview] = []
-        nbytes = 0
-        for index, start, length in pieces:
-            view = self.views[index]
-            whole = len(view) == length
-            views.append(view if whole else view[start : start + length])
-            nbytes += length
         return Request(
             transfer,
             pieces,
-            views,
+            [self.views[index][start : start + n] for index, start, n in pieces],
             [self.handles[piece.slice_index] for piece in pieces],
             [self.offsets[piece.slice_index] + piece.start for piece in pieces],
-            nbytes,
+            sum(piece.length for piece in pieces),
             path,
         )
+
+
+def batch_of(
+    slices: Sequence[ReadSlice] | Sequence[WriteSlice], node: str, epoch: int
+) -> Batch:
+    """What the slices ask of a peer, checked against their handles.
+
+    Raises:
+        OutOfBounds: memory is not contiguous, or a range is outside its region.
+        AccessDenied, StaleEpoch: a handle is not of this process of the peer.
+    """
+    views: list[memoryview] = []
+    handles: list[RegionHandle] = []
+    offsets: list[int] = []
+    nbytes = 0
+    checked: RegionHandle | None = None
+    # hundreds of small slices are usual: little is done for each
+    for index, (handle, offset, memory) in enumerate(slices):
+        view = plain_view(memory, slice_index=index)
+        length = len(view)
+        if handle is not checked:
+            check_handle(handle, node, epoch, index)
+            checked = handle
+        if offset < 0 or length > handle.length - offset:
+            check_range(offset, length, handle.length, index)
+        nbytes += length
+        views.append(view)
+        handles.append(handle)
+        offsets.append(offset)
+    return Batch(views, handles, offsets, nbytes)
 
 
 class Inbox:

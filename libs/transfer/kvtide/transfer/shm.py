@@ -111,7 +111,23 @@ def _fresh_name() -> str:
     return f"kvtide-{boot_id()[:8]}-{pid}-{_start_ticks(pid)}-{secrets.token_hex(8)}"
 
 
-def attach(shm_dir: Path, name: str, length: int, *, writable: bool) -> mmap.mmap:
+class Attached:
+    """A peer's file as we have it: mapped, and open for scattered reads.
+
+    Whoever uses it holds it: the file is closed with the last that does.
+    """
+
+    def __init__(self, fd: int, length: int, access: int) -> None:
+        """Map ``fd`` and take it over; raises OSError, ValueError if that fails."""
+        self.fd = fd
+        self.view = memoryview(mmap.mmap(fd, length, access=access))
+
+    def __del__(self) -> None:
+        """Close the file; views of the mapping stay good."""
+        os.close(self.fd)
+
+
+def attach(shm_dir: Path, name: str, length: int, *, writable: bool) -> Attached:
     """Map a peer's file.
 
     Raises:
@@ -127,13 +143,10 @@ def attach(shm_dir: Path, name: str, length: int, *, writable: bool) -> mmap.mma
         raise Unreachable("the shared memory is gone", path="shm") from error
     except OSError as error:
         raise Refused(f"cannot open shared memory: {error}", path="shm") from error
-    try:
-        if os.fstat(fd).st_size < length:
-            raise Refused("the shared memory is shorter than its region", path="shm")
-        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        return mmap.mmap(fd, length, access=access)
-    finally:
+    if os.fstat(fd).st_size < length:
         os.close(fd)
+        raise Refused("the shared memory is shorter than its region", path="shm")
+    return Attached(fd, length, mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
 
 
 def close_mapping(mapping: mmap.mmap) -> None:

@@ -220,9 +220,7 @@ class Line:
         if not request.writes:
             self.channel.send([frame], check)
             return
-        values = send_hashed(self.channel, frame, request.views, check)
-        for piece, value in zip(request.pieces, values, strict=True):
-            transfer.moved(piece, value)
+        request.moved(send_hashed(self.channel, frame, request.views, check))
 
     def receive(
         self, request: Request, waiter: Transfer | None
@@ -252,10 +250,9 @@ class Line:
                 "the bytes that arrived are not those that were sent",
                 node=self._node,
                 path=TcpCarrier.path,
-                slice_index=request.pieces[at].slice_index,
+                slice_index=request.slice_index(at),
             )
-        for piece, ours in zip(request.pieces, found, strict=True):
-            request.transfer.moved(piece, ours)
+        request.moved(found)
         return None
 
     def _check(self, transfer: Transfer, waiter: Transfer | None) -> None:
@@ -281,8 +278,8 @@ class Line:
         error.node = self._node
         error.path = "tcp"
         at = error.slice_index
-        if at is not None and at < len(request.pieces):
-            error.slice_index = request.pieces[at].slice_index
+        if at is not None and at < len(request.views):
+            error.slice_index = request.slice_index(at)
         return error
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 
 from kvtide.runtime import Clock
 from kvtide.transfer.buffers import SliceDigest
@@ -25,6 +25,7 @@ class Transfer:
         "_abort",
         "_callbacks",
         "_clock",
+        "_ended",
         "_failure",
         "_finale",
         "_help",
@@ -82,6 +83,7 @@ class Transfer:
         self._abort: Abort | None = None
         self._help: Abort | None = None
         self._finale: Abort | None = None
+        self._ended: Abort | None = None
 
     # ---- the caller's side
 
@@ -207,13 +209,16 @@ class Transfer:
         abort: Abort,
         assist: Abort | None = None,
         finale: Abort | None = None,
+        ended: Abort | None = None,
     ) -> None:
         """Say how many parts must settle; once, at the start.
 
         ``abort`` stops them; ``assist`` lets a thread that waits work for them;
-        ``finale`` is called when all is moved, and must lead to ``conclude``.
+        ``finale`` is called when all is moved, and must lead to ``conclude``; ``ended``
+        is the first to hear of the end.
         """
         self._finale = finale
+        self._ended = ended
         self._unsettled = parts
         self._abort = abort
         self._help = assist
@@ -239,6 +244,10 @@ class Transfer:
             self._xxh3[piece.slice_index] = xxh3
         else:
             whole.ready(piece.start, piece.length)
+
+    def moved_all(self, xxh3: Sequence[int]) -> None:
+        """All slices have been moved, each in one piece; their checksums."""
+        self._xxh3[:] = xxh3
 
     def settle(self, path: str) -> None:
         """One part is over, well or not; its memory is not touched any more."""
@@ -278,6 +287,12 @@ class Transfer:
         seconds = self.deadline_s - self.started_s
         self.fail(TimedOut(f"the transfer did not end within {seconds:g} s"))
 
+    def hopeless(self) -> bool:
+        """Whether it will fail; it does now if its deadline has passed."""
+        if self._failure is None and self.remaining_s() <= 0:
+            self.expire()
+        return self._failure is not None
+
     def spend_retry(self) -> bool:
         """Take one from the budget of retries; False when none is left."""
         with self._lock:
@@ -294,5 +309,7 @@ class Transfer:
             self._is_over = True
             self._over.release()
             callbacks, self._callbacks = self._callbacks, []
+        if self._ended is not None:
+            self._ended(self)
         for callback in callbacks:
             callback()
