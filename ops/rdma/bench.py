@@ -1,6 +1,6 @@
 """Our RDMA transport beside ib_write_bw, on this machine's first device.
 
-    ops/rdma/vm.sh --timeout 900 'python3 ops/rdma/bench.py'
+    ops/rdma/vm.sh --timeout 900 'python3 ops/rdma/bench.py' >ops/bench/results/rdma.md
 
 In the emulated guest this measures the processor, not a network: only the ratio of the
 two, measured in turn, says something. ib_write_bw moves bytes and nothing else; ours
@@ -17,6 +17,8 @@ import time
 
 from kvtide.runtime import SystemClock
 from kvtide.transfer import Access, Endpoint, ReadSlice, WriteSlice
+from kvtide.transfer.bench_figures import size_text
+from kvtide.transfer.bench_report import this_machine
 from kvtide.transfer.verbs import device_names
 
 SECRET = b"only for the two ends of a bench"
@@ -89,23 +91,27 @@ async def ours(device: str, size: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measure in turn; one line for each size."""
+    """Measure in turn, round by round; a table."""
     device = device_names()[0]
+    print("| bytes | round | ib_write_bw MB/s | our writes | our reads |")
+    print("|---|---|---|---|---|", flush=True)
+    lines: list[str] = []
     for size in (65536, 1 << 20):
-        bare: list[float] = []
-        reads: list[float] = []
-        writes: list[float] = []
-        for _ in range(ROUNDS):
-            bare.append(perftest(device, size))
+        rounds: list[tuple[float, float, float]] = []
+        for number in range(ROUNDS):
+            bare = perftest(device, size)
             read, write = asyncio.run(ours(device, size))
-            reads.append(read)
-            writes.append(write)
-        limit, read, write = map(statistics.median, (bare, reads, writes))
-        print(
-            f"{size} bytes: ib_write_bw {limit:.1f} MB/s, our writes {write:.1f}"
-            f" ({write / limit:.2f}), our reads {read:.1f} ({read / limit:.2f})",
-            flush=True,
+            rounds.append((bare, write, read))
+            row = f"| {size} | {number + 1} | {bare:.1f} | {write:.1f} | {read:.1f} |"
+            print(row, flush=True)
+        bare, write, read = map(statistics.median, zip(*rounds, strict=True))
+        lines.append(
+            f"- {size_text(size)}: our writes are {write / bare:.2f} of ib_write_bw's "
+            f"{bare:.1f} MB/s, our reads {read / bare:.2f} (medians)"
         )
+    print("", *lines, "", sep="\n")
+    print(f"{device} (Soft-RoCE in an emulated guest: it measures the processor);")
+    print(this_machine())
 
 
 if __name__ == "__main__":

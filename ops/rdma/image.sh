@@ -78,7 +78,7 @@ unpack() {   # TMP -> TMP/root, TMP/kernel
     rm -rf "$tmp/archives"
     # what installing would have made
     [ -e "$tmp/root/bin/sh" ] || ln -s dash "$tmp/root/bin/sh"
-    echo 'root:x:0:0:root:/root:/bin/bash' >"$tmp/root/etc/passwd"
+    echo 'root:x:0:0::/:/bin/bash' >"$tmp/root/etc/passwd"
     echo 'root:x:0:' >"$tmp/root/etc/group"
 }
 

@@ -86,8 +86,7 @@ class Reaches:
     def of(self, handle: RegionHandle, device: int, *, write: bool) -> Reach:
         """Ask the owner at the first use; raises what the owner answers.
 
-        Raises:
-            Unreachable: the owner's ``device``-th device does not reach the region.
+        Unreachable: the owner's ``device``-th device does not reach the region.
         """
         key = (handle.region, handle.capability, write)
         known = self._known.get(key)
@@ -106,9 +105,9 @@ class Reaches:
         if reach.expires_in_s is not None:
             expires_s = self._clock.monotonic() + reach.expires_in_s
         self._known[key] = (reach, expires_s)
-        if device >= len(reach.keys) or not reach.keys[device]:
-            raise Unreachable("the peer's device is gone", node=self._node)
-        return reach
+        if device < len(reach.keys) and reach.keys[device]:
+            return reach
+        raise Unreachable("the peer's device is gone", node=self._node)
 
     def forget(self) -> None:
         """Ask again for all."""
