@@ -27,8 +27,13 @@ def free_bytes(shm_dir: Path) -> int:
     return space.f_bavail * space.f_frsize
 
 
-def arena_bytes(wanted: int, shm_dir: Path | None) -> int:
+def arena_bytes(
+    wanted: int, shm_dir: Path | None, available_bytes: int | None = None
+) -> int:
     """The arena's size: as set, or a quarter of what is free up to 2 GiB.
+
+    If it is not set it is no more than half of ``available_bytes`` either: the shared
+    memory may look larger than what the control group allows.
 
     Raises:
         ConfigError: there is no shared memory, or less than was asked for.
@@ -46,6 +51,8 @@ def arena_bytes(wanted: int, shm_dir: Path | None) -> int:
             f"shm_dir {shm_dir} can't be used: {error.strerror or error}", key="shm_dir"
         ) from error
     size = wanted or min(free // 4, DEFAULT_LIMIT_BYTES)
+    if not wanted and available_bytes is not None:
+        size = min(size, max(PAGE_BYTES, available_bytes // 2))
     size -= size % PAGE_BYTES
     if not 0 < size <= free:
         raise ConfigError(
@@ -89,6 +96,17 @@ class Arena:
             log.warning("arena_not_backed", error=str(error))
             return False
         return True
+
+    def give_back(self, offset: int, length: int) -> None:
+        """Let the host have the memory behind whole pages; they read as zeros.
+
+        Takes some milliseconds for 32 MiB.
+        """
+        try:
+            self._region.release(offset, length)
+        except OSError as error:
+            # it stays: the next writer finds it there
+            log.warning("arena_not_given_back", error=str(error))
 
     def readable(self) -> RegionHandle:
         """The right to read, for everyone."""

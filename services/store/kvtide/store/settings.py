@@ -1,6 +1,7 @@
 """Settings of a store."""
 
 from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -115,6 +116,58 @@ class StoreSettings(RoleSettings):
     )
     dram_low: float = Field(
         default=0.85, gt=0, le=1, description="share at which no more of them go"
+    )
+    eviction: Literal["lru", "s3fifo"] = Field(
+        default="lru",
+        description="which block goes when room is needed: the longest unused, or by "
+        "S3-FIFO, which keeps what was used twice from those used once",
+    )
+    fair_shares: bool = Field(
+        default=True,
+        description="make room at the tenant that has the most for its weight, so that "
+        "a flood of one evicts its own blocks first",
+    )
+    share_idle_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="a tenant that uses nothing for so long has no share any more",
+    )
+    tenant_weights: dict[str, Annotated[float, Field(gt=0, le=1000)]] = Field(
+        default_factory=dict[str, float],
+        description="weights of tenants' shares of the arena, by name; 1 if not here",
+    )
+    tenant_limit_bytes: dict[str, Annotated[int, Field(ge=0)]] = Field(
+        default_factory=dict[str, int],
+        description="most bytes of the arena that a tenant may have, by name",
+    )
+    hard_pin_share: float = Field(
+        default=0.25,
+        ge=0,
+        le=0.9,
+        description="share of the arena that people may pin for good",
+    )
+    soft_pin_limit_s: float = Field(
+        default=86_400.0, gt=0, description="longest time that people may pin a block"
+    )
+    host_reserve_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="memory that is left to the host: below it the arena gives some "
+        "back, below twice of it it does not grow; 0: 2 % of the memory, at most 1 GiB",
+    )
+    host_pressure_percent: float = Field(
+        default=20.0,
+        gt=0,
+        description="time that processes wait for memory (PSI, some, 10 s) above which "
+        "the arena gives some back",
+    )
+    host_check_s: float = Field(
+        default=1.0, gt=0, description="how often the host's memory is looked at"
+    )
+    dram_keep_bytes: int = Field(
+        default=64 << 20,
+        ge=0,
+        description="memory that the arena keeps however short the host is",
     )
     drain_timeout_s: float = Field(
         default=3.0, gt=0, description="limit for each step of a clean stop"

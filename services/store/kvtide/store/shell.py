@@ -56,18 +56,16 @@ from kvtide.store.fetcher import Fetcher
 from kvtide.store.fetches import ArrivalCommand, FetchBody, FetchHeader
 from kvtide.store.host_reading import HostMemory
 from kvtide.store.host_watch import HostWatch
-from kvtide.store.machine import StoreMachine, StoreRules
+from kvtide.store.machine import StoreMachine
 from kvtide.store.metrics import StoreMetrics
-from kvtide.store.replicas import ReplicaRules
 from kvtide.store.rows import BlockRows, NoRows
-from kvtide.store.setting_rules import curation_rules, host_rules, table_rules
+from kvtide.store.setting_rules import host_rules, store_rules
 from kvtide.store.settings import StoreSettings
 from kvtide.store.ssd import looking
 from kvtide.store.ssd.life import (
     DeletedSpaces,
     SsdLife,
     no_deleted_spaces,
-    ssd_rules,
 )
 from kvtide.store.verifier import Verifier
 
@@ -132,7 +130,7 @@ class StoreService:
             settings.verify_threads,
             self._metrics.verify_s,
         )
-        rules = _rules(settings, length, node.secret)
+        rules = store_rules(settings, length, node.secret)
         machine = StoreMachine(
             node.ref, rules, back=arena.back, give_back=arena.give_back
         )
@@ -420,25 +418,6 @@ async def _answered(answer: asyncio.Future[Message]) -> Message | None:
             # the store's life ended before it could answer
             return None
         raise
-
-
-def _rules(settings: StoreSettings, length: int, secret: bytes) -> StoreRules:
-    return StoreRules(
-        arena_bytes=length,
-        slab_bytes=settings.slab_bytes,
-        gossip_delay_s=settings.gossip_delay_ms / 1e3,
-        silence_s=settings.lease_silence_s,
-        bad_slot_s=settings.bad_slot_s,
-        hold_limit_s=settings.hold_limit_ms / 1e3,
-        table=table_rules(settings, secret),
-        curation=curation_rules(settings),
-        replicas=ReplicaRules(
-            in_flight=settings.replica_reads,
-            in_flight_bytes=settings.replica_buffer_bytes,
-            bytes_per_s=settings.replica_bytes_per_s,
-        ),
-        ssd=ssd_rules(settings),
-    )
 
 
 def _stay() -> None:
