@@ -161,6 +161,7 @@ class World:
         self.prompts: dict[RequestRef, DecodeWork] = {}
         self.kv: defaultdict[RequestRef, set[tuple[int, int]]] = defaultdict(set)
         self.reads: list[events.ReadCopies | events.ReadParts] = []
+        self.finds: list[tuple[RequestRef, tuple[events.KeyedBlock, ...]]] = []
         self.asks: list[events.AskHandover] = []
         self.told: list[events.TellTaken] = []
         self.puts: dict[RequestRef, events.PutBlocks] = {}
@@ -180,8 +181,10 @@ class World:
     def tell(self, event: events.Event) -> None:
         for command in self.machine.handle(event, self.now_s):
             self._do(command)
-        used = sum(self.opened.values())
-        assert self.machine.pages.used == used <= self.capacity_pages
+        pages = self.machine.pages
+        bound = sum(pages.of(one) for one in self.opened)
+        assert pages.used == bound <= self.capacity_pages
+        assert all(0 < pages.of(one) <= room for one, room in self.opened.items())
 
     def _do(self, command: events.Command) -> None:
         match command:
@@ -203,6 +206,11 @@ class World:
 
     def _do_held(self, command: events.Command) -> None:
         match command:
+            case events.FindCopies(one, blocks):
+                assert one in self.opened
+                pooled = {block.key for block in self.put_blocks[one]}
+                there = [block for block in blocks if block.key in pooled]
+                self.finds.append((one, tuple(there)))
             case events.ReadCopies() | events.ReadParts():
                 assert command.ref in self.opened
                 self.reads.append(command)
@@ -231,7 +239,7 @@ class World:
         assert row.ref in self.opened
         assert row.tokens
         assert self._has(row.ref, row.start), "attention would read what is not there"
-        assert row.start + len(row.tokens) <= self.opened[row.ref] * BLOCK
+        assert row.start + len(row.tokens) <= self.machine.pages.of(row.ref) * BLOCK
 
     def _has(self, one: RequestRef, tokens: int) -> bool:
         wanted = {(at, layer) for at in range(tokens) for layer in range(LAYERS)}
@@ -273,10 +281,21 @@ class World:
             self._fill(read.ref, one.block * BLOCK, part.tokens, one.layer)
         self.tell(events.PartsRead(read.ref, kept, wanted[len(kept) :]))
 
+    def find_next(self) -> None:
+        """End the oldest search: what was put is there."""
+        one, blocks = self.finds.pop(0)
+        copies = tuple(
+            events.BlockCopy(block.block, Located(block.key, slot(80 + i), i))
+            for i, block in enumerate(blocks)
+        )
+        self.tell(events.CopiesFound(one, copies))
+
     def _fill(self, one: RequestRef, start: int, count: int, layer: int) -> None:
         self.kv[one].update((at, layer) for at in range(start, start + count))
 
-    def run_step(self, *, token: int | None = None, fail: bool = False) -> events.Step:
+    def run_step(
+        self, *, token: int | None = None, fail: bool = False, ms: float = 5.0
+    ) -> events.Step:
         step = self.step
         assert step is not None
         self.step = None
@@ -293,7 +312,7 @@ class World:
             for row in step.rows
             if row.sampling is not None
         )
-        self.tell(events.StepEnded(step.step, events.StepOutcome.DONE, 5.0, drawn))
+        self.tell(events.StepEnded(step.step, events.StepOutcome.DONE, ms, drawn))
         return step
 
     def end_put(self, one: RequestRef) -> None:
@@ -305,6 +324,8 @@ class World:
         for _ in range(2000):
             if self.reads:
                 self.read_next()
+            elif self.finds:
+                self.find_next()
             elif self.asks:
                 self.tell(events.HandoverAnswered(self.asks.pop().ref, None))
                 self.now_s += 1

@@ -15,7 +15,7 @@ from kvtide.bus.messages import (
 )
 from kvtide.decode import events
 from kvtide.decode.batcher import DecodeMachine
-from kvtide.decode.events import LayerPart
+from kvtide.decode.events import BlockCopy, LayerPart
 from kvtide.decode.limits import DecodeLimits
 from kvtide.decode.messages import HOPS, event_of
 from kvtide.kv import KeySpace, Lease, RequestRef, Role
@@ -89,6 +89,8 @@ class SimDecode(SimWorker[events.Event, events.Command]):
             case events.Open(work, ref, capacity):
                 space = space_of(work.tenant, work.salt)
                 self._held[ref] = _Held(work, space, SimRun(capacity))
+            case events.FindCopies(ref):
+                self._spawn(self._find_copies, command, self._held[ref], command)
             case events.ReadCopies(ref):
                 self._spawn(self._read_copies, command, self._held[ref], command)
             case events.ReadParts(ref):
@@ -120,6 +122,21 @@ class SimDecode(SimWorker[events.Event, events.Command]):
         except BusError:
             answer = None
         return events.TakenAnswered(taken.ref, acked=isinstance(answer, Ack))
+
+    async def _find_copies(self, held: _Held, find: events.FindCopies) -> events.Event:
+        lease = Lease(find.ref.request, find.ref.attempt, self._node.ref)
+        wanted = [PutBlock(one.key, LAYOUT.block_tokens) for one in find.blocks]
+        try:
+            put = await self._pool.begin(lease, held.space.tags, wanted)
+        except PoolError:
+            return events.CopiesFound(find.ref, ())
+        copies = tuple(
+            BlockCopy(one.block, slot.existing)
+            for one, slot in zip(find.blocks, put.slots, strict=True)
+            if slot.existing is not None
+        )
+        await put.release()
+        return events.CopiesFound(find.ref, copies)
 
     async def _read_copies(self, held: _Held, read: events.ReadCopies) -> events.Event:
         good: list[int] = []

@@ -24,6 +24,7 @@ from kvtide.decode.intake import (
     crowded,
     next_rows,
     predicted_start_ms,
+    tightest_tbt_ms,
     unfit,
 )
 from kvtide.decode.limits import DecodeLimits
@@ -32,14 +33,15 @@ from kvtide.decode.sequence import BlockKeys, Phase, Sequence, unknown_page
 from kvtide.kv import NodeRef, RequestRef
 from kvtide.worker.custody import TOO_LATE, Readiness, Refusal, refused, released
 from kvtide.worker.events import OwnerSaid
+from kvtide.worker.steps import Busy, StepCost, StepShape
 
 
 class DecodeMachine:
     """Continuous batching. Each accepted request ends once: finished, failed, or let go.
 
-    Pages are bound, first come first served, for prompt and longest answer together,
-    before anything is pulled; ``Free`` gives them back, exactly once, and never while
-    the shell uses the run.
+    Pages are bound, first come first served, before anything is pulled, and more as
+    tokens come; when none are left the youngest begins again later. ``Free`` gives them
+    back, exactly once, and never while the shell uses the run.
     """
 
     def __init__(
@@ -60,6 +62,8 @@ class DecodeMachine:
         self._step: events.Step | None = None
         self._steps = 0
         self._step_ms = limits.initial_step_ms
+        self._cost = StepCost(limits.initial_step_ms, 1.0)
+        self._busy = Busy()
         self._now_s = 0.0
         self._out: list[Command] = []
 
@@ -81,6 +85,7 @@ class DecodeMachine:
             case (
                 events.HandoverAnswered()
                 | events.TakenAnswered()
+                | events.CopiesFound()
                 | events.CopiesRead()
                 | events.PartsRead()
                 | events.StepEnded()
@@ -124,14 +129,22 @@ class DecodeMachine:
         """
         size = self._model.block_tokens if self._model else 1
         waiting = self._held.in_phase(Phase.WAITING)
-        running = len(next_rows(self._held.all(), self._limits))
+        everyone = self._held.all()
+        running = len(next_rows(everyone, self._limits))
+        promised = sum(one.first_pages(self._limits) for one in waiting)
+        between = (Phase.PULLING, Phase.PREEMPTED)
         return DecodeLoad(
-            waiting=len(waiting) + len(self._held.in_phase(Phase.PULLING)),
+            waiting=len(waiting) + sum(one.phase in between for one in everyone),
             running=running,
             kv_tokens_used=self._held.pages.used * size,
-            kv_tokens_promised=sum(one.pages for one in waiting) * size,
+            kv_tokens_promised=promised * size,
             kv_tokens_capacity=self._held.pages.capacity * size,
             step_ms=self._step_ms,
+            tbt_ms=tightest_tbt_ms(everyone),
+            preempted=self._held.preempted,
+            step=self._cost.last,
+            busy_share=self._busy.share,
+            bound=self._cost.bound,
         )
 
     # what others say
@@ -169,7 +182,7 @@ class DecodeMachine:
             return refused(ref, taken)
         others = self._held.all()
         start_ms = predicted_start_ms(
-            taken, others, self._held.pages, self._limits, self._step_ms
+            taken, others, self._held.pages, self._limits, self._cost
         )
         self._held.take(taken, work.gateway)
         for said in self._early.take(ref):
@@ -184,8 +197,7 @@ class DecodeMachine:
         taken = Sequence.of(work, self._keys(work), model, self._limits, self._now_s)
         others = self._held.all()
         return (
-            crowded(taken, others, self._held.pages, self._limits, self._step_ms)
-            or taken
+            crowded(taken, others, self._held.pages, self._limits, self._cost) or taken
         )
 
     def _prefill_gone(self, node: NodeRef) -> None:
@@ -220,17 +232,20 @@ class DecodeMachine:
         match event:
             case events.StepEnded():
                 self._step_ended(event)
-                return
             case events.TakenAnswered(ref, acked):
                 self._farewells.answered(ref, acked=acked, now_s=self._now_s)
-                return
             case _:
                 one = self._held.get(event.ref)
-        if one is None:
-            return
+                if one is not None:
+                    self._operation_ended(one, event)
+
+    def _operation_ended(self, one: Sequence, event: events.Operated) -> None:
         match event:
             case events.HandoverAnswered(_, state):
                 one.handover.answered(state, self._now_s)
+                self._pull(one)
+            case events.CopiesFound(_, copies):
+                one.found(copies)
                 self._pull(one)
             case events.CopiesRead(_, read, missed):
                 one.arrival.copies_read(read, missed)
@@ -239,10 +254,7 @@ class DecodeMachine:
                 one.arrival.parts_read(read, missed)
                 self._pull(one)
             case events.BlocksPut():
-                one.putting = False
-                self._held.offer_blocks(one)
-                if one.dying:
-                    self._held.let_go(one)
+                self._held.put_ended(one)
             case _:
                 assert_never(event)
 
@@ -257,8 +269,10 @@ class DecodeMachine:
         if parts:
             self._out.append(events.ReadParts(one.ref, parts))
         if one.arrival.complete:
-            one.fed = len(one.work.tokens) - 1
+            one.fed = one.begun - 1
             self._have_all(one, Phase.RUNNING)
+        elif one.finding:
+            pass  # what is found may be all
         elif one.handover.over and one.arrival.settled:
             self._have_all(one, Phase.FILLING)
         elif one.handover.ask(self._now_s) and one.handover.prefill is not None:
@@ -277,8 +291,8 @@ class DecodeMachine:
             return
         self._step = None
         done = event.outcome is events.StepOutcome.DONE
-        if done and all(len(row.tokens) == 1 for row in step.rows):
-            self._step_ms += (event.ms - self._step_ms) / 8
+        if done:
+            self._measured(step, event)
         sampled = {one.ref: one for one in event.sampled}
         failed = {one.ref: one.reason for one in event.failed}
         for row in step.rows:
@@ -295,13 +309,20 @@ class DecodeMachine:
             else:
                 self._fail(one, "engine", event.reason)
 
+    def _measured(self, step: events.Step, event: events.StepEnded) -> None:
+        spans = [(row.start, row.start + len(row.tokens)) for row in step.rows]
+        self._cost.add(event.whole or StepShape.of(spans), event.ms)
+        self._busy.add(event.ms, self._now_s)
+        if all(len(row.tokens) == 1 for row in step.rows):
+            self._step_ms += (event.ms - self._step_ms) / 8
+
     def _computed(
         self, one: Sequence, row: events.Row, drawn: events.Sampled | None
     ) -> None:
         one.computed(row)
         if one.phase is Phase.FILLING and one.arrival.complete:
             one.phase = Phase.RUNNING
-            one.fed = max(one.fed, len(one.work.tokens) - 1)
+            one.fed = max(one.fed, one.begun - 1)
         if drawn is not None:
             words = one.drawn(drawn, self._me, self._now_s)
             self._out.append(events.ToGateway(one.work.gateway, words))
@@ -318,6 +339,7 @@ class DecodeMachine:
         match event:
             case events.ModelLoaded():
                 self._model = event
+                self._held.layers = event.layers
                 self._readiness = replace(self._readiness, model=event)
                 self._held.pages = PageLedger(
                     event.capacity_tokens // event.block_tokens
@@ -344,6 +366,7 @@ class DecodeMachine:
         self._held.fenced()
 
     def _tick(self) -> None:
+        self._busy.tick(self._now_s)
         self._early.expire(self._now_s)
         for ref in self._held.owners.expire(self._now_s):
             self._held.cancel(ref)
@@ -382,6 +405,14 @@ class DecodeMachine:
     # what is next
 
     def _schedule(self) -> None:
+        if self._step is None and not self._held.make_room():
+            self._begin_step()
+            return  # those that run come before those that wait
+        self._admit()
+        if self._step is None:
+            self._begin_step()
+
+    def _admit(self) -> None:
         for one in self._held.in_phase(Phase.WAITING):
             if one.answer.finish is not None:
                 words = one.words(one.answer.count, (), self._me, self._now_s)
@@ -391,8 +422,8 @@ class DecodeMachine:
                 self._pull(one)
             else:
                 break
-        if self._step is not None:
-            return
+
+    def _begin_step(self) -> None:
         rows = next_rows(self._held.all(), self._limits)
         if rows:
             self._steps += 1

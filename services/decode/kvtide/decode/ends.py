@@ -14,6 +14,8 @@ def failed_end(command: Command, reason: str) -> Event | None:
             ended = events.HandoverAnswered(ref, None)
         case events.TellTaken(ref):
             ended = events.TakenAnswered(ref, acked=False)
+        case events.FindCopies(ref):
+            ended = events.CopiesFound(ref, ())
         case events.ReadCopies(ref, copies):
             ended = events.CopiesRead(ref, (), tuple(one.block for one in copies))
         case events.ReadParts(ref, parts):

@@ -32,6 +32,7 @@ from kvtide.worker.events import (
     Tick,
     ToGateway,
 )
+from kvtide.worker.steps import StepShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +89,28 @@ class TakenAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Block number ``block`` as it is in the pool."""
+
+    block: int
+    located: Located
+
+
+@dataclass(frozen=True, slots=True)
 class CopiesRead:
     """Ends a ``ReadCopies``: these blocks are whole and verified, those are not."""
 
     ref: RequestRef
     read: tuple[int, ...]
     missed: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesFound:
+    """Ends a ``FindCopies``: those that are there, by block."""
+
+    ref: RequestRef
+    copies: tuple[BlockCopy, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +149,10 @@ class RowFailed:
 
 @dataclass(frozen=True, slots=True)
 class StepEnded:
-    """Ends a ``Step``; nobody touches its runs any more."""
+    """Ends a ``Step``; nobody touches its runs any more.
+
+    ``whole`` is what the engine computed in these ``ms``, where others shared the step.
+    """
 
     step: int
     outcome: StepOutcome
@@ -140,6 +160,7 @@ class StepEnded:
     sampled: tuple[Sampled, ...] = ()
     reason: str = ""
     failed: tuple[RowFailed, ...] = ()
+    whole: StepShape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +179,8 @@ Heard = (
     | PullArrived
     | HandoverSaid
 )
-Progressed = (
-    HandoverAnswered | TakenAnswered | CopiesRead | PartsRead | StepEnded | BlocksPut
-)
+Operated = HandoverAnswered | CopiesFound | CopiesRead | PartsRead | BlocksPut
+Progressed = Operated | TakenAnswered | StepEnded
 Turned = ModelLoaded | StoreAttached | Drain | GiveUp | Fenced | Tick
 Event = Heard | Progressed | OpenFailed | Turned
 
@@ -191,11 +211,19 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockCopy:
-    """Block number ``block`` as it is in the pool."""
+class KeyedBlock:
+    """A full block of the sequence, by number, with the key of it and all before."""
 
     block: int
-    located: Located
+    key: BlockKey
+
+
+@dataclass(frozen=True, slots=True)
+class FindCopies:
+    """Look which of these blocks the store on this host has → ``CopiesFound``."""
+
+    ref: RequestRef
+    blocks: tuple[KeyedBlock, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,14 +284,6 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyedBlock:
-    """A full block of the sequence, by number, with the key of it and all before."""
-
-    block: int
-    key: BlockKey
-
-
-@dataclass(frozen=True, slots=True)
 class PutBlocks:
     """Offer computed blocks to the pool → ``BlocksPut``. Nothing waits for it."""
 
@@ -278,6 +298,7 @@ Command = (
     | AskHandover
     | TellTaken
     | Open
+    | FindCopies
     | ReadCopies
     | ReadParts
     | Step

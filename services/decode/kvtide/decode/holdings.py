@@ -1,7 +1,14 @@
 """The requests that are here, what each holds, and how that is let go. Pure."""
 
 from kvtide.bus.ownership import Ownership
-from kvtide.decode.events import BlockCopy, Command, Free, Open, PutBlocks
+from kvtide.decode.events import (
+    BlockCopy,
+    Command,
+    FindCopies,
+    Free,
+    Open,
+    PutBlocks,
+)
 from kvtide.decode.limits import DecodeLimits
 from kvtide.decode.pages import PageLedger
 from kvtide.decode.sequence import Phase, Sequence
@@ -11,8 +18,10 @@ from kvtide.kv import NodeRef, RequestRef
 class Holdings:
     """Sequences by request, their pages, their owners.
 
-    ``Open`` and ``Free`` of a sequence pair up, and its pages are bound exactly between
-    them. Nothing is freed while the shell uses a run.
+    ``Open`` and ``Free`` of a sequence pair up, and it has pages exactly between them:
+    at first for what it has, more as its tokens come. When none are left, the youngest
+    gives its own back, its blocks to the pool, and waits to begin again. Nothing is
+    freed while the shell uses a run.
     """
 
     def __init__(self, limits: DecodeLimits) -> None:
@@ -21,6 +30,8 @@ class Holdings:
         self.pages = PageLedger(0)
         self.owners = Ownership()
         self.attached = False
+        self.layers = 0
+        self.preempted = 0
         self.now_s = 0.0
         self.out: list[Command] = []
         self._sequences: dict[RequestRef, Sequence] = {}
@@ -53,9 +64,9 @@ class Holdings:
         self._sequences[one.ref] = one
 
     def bind(self, one: Sequence) -> bool:
-        """Give it the pages that it will ever need; whether they were there."""
+        """Give it the pages that it needs to begin; whether they were there."""
         full = self.pages.holders >= self._limits.batch
-        if full or not self.pages.bind(one.ref, one.pages):
+        if full or not self.pages.bind(one.ref, one.first_pages(self._limits)):
             return False
         one.phase = Phase.PULLING
         one.opened = True
@@ -65,7 +76,62 @@ class Holdings:
             BlockCopy(block, located) for block, located in enumerate(one.work.reuse)
         )
         self.out.append(Open(one.work, one.ref, one.pages * one.block_tokens))
+        if one.restarts and not one.finding:
+            blocks = one.keyed_blocks()
+            if blocks and self.attached:
+                one.finding = True
+                self.out.append(FindCopies(one.ref, blocks))
         return True
+
+    def make_room(self) -> bool:
+        """See that each that runs has a page for its next token; whether all have.
+
+        The oldest come first. Where there is none, the youngest are preempted, for as
+        many pages as are wanted; who waits for those pauses meanwhile.
+        """
+        lacking = 0
+        for one in self.in_phase(Phase.RUNNING):
+            one.starved = False
+            while one.phase is Phase.RUNNING and not one.starved:
+                if self.pages.grow(one.ref, one.next_pages):
+                    break
+                if self._coming() > lacking:
+                    one.starved = True
+                    lacking += 1
+                else:
+                    self.preempt(self._youngest())
+        return lacking == 0
+
+    def _coming(self) -> int:
+        leaving = self.in_phase(Phase.PREEMPTED)
+        return sum(self.pages.of(one.ref) for one in leaving)
+
+    def _youngest(self) -> Sequence:
+        able = (Phase.RUNNING, Phase.FILLING)
+        return [one for one in self._sequences.values() if one.phase in able][-1]
+
+    def preempt(self, one: Sequence) -> None:
+        """Have it give its memory back as soon as its blocks are in the pool."""
+        one.phase = Phase.PREEMPTED
+        self.preempted += 1
+        self.offer_blocks(one)
+        self.leave(one)
+
+    def put_ended(self, one: Sequence) -> None:
+        """An offer to the pool has ended."""
+        one.putting = False
+        self.offer_blocks(one)
+        if one.dying:
+            self.let_go(one)
+        else:
+            self.leave(one)
+
+    def leave(self, one: Sequence) -> None:
+        """Give a preempted one's memory back, if nothing uses it any more."""
+        if one.phase is Phase.PREEMPTED and not one.busy:
+            self.pages.release(one.ref)
+            self.out.append(Free(one.ref))
+            one.restart(self.layers, self._limits)
 
     def cancel(self, ref: RequestRef | None) -> None:
         """Its owner wants it no more: let it go without a word."""

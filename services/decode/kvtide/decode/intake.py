@@ -9,6 +9,7 @@ from kvtide.decode.pages import PageLedger
 from kvtide.decode.sequence import Phase, Sequence
 from kvtide.kv import NodeRef
 from kvtide.worker.custody import Readiness, Refusal
+from kvtide.worker.steps import StepCost, StepShape
 
 
 def unfit(work: DecodeWork, ready: Readiness, me: NodeRef) -> Refusal | None:
@@ -26,7 +27,7 @@ def crowded(
     others: Many[Sequence],
     pages: PageLedger,
     limits: DecodeLimits,
-    step_ms: float,
+    cost: StepCost,
 ) -> Refusal | None:
     """Why this sequence can't be taken, or not soon enough."""
     if sequence.pages > pages.capacity:
@@ -34,10 +35,34 @@ def crowded(
         return RefuseCode.TOO_LARGE, f"the worker's memory holds {tokens} tokens"
     if sum(other.phase is Phase.WAITING for other in others) >= limits.waiting:
         return RefuseCode.BUSY, "the queue is full"
-    start_ms = predicted_start_ms(sequence, others, pages, limits, step_ms)
+    start_ms = predicted_start_ms(sequence, others, pages, limits, cost)
     if start_ms > sequence.work.deadline_ms:
         return RefuseCode.BUSY, "the deadline can't be met"
+    target_ms = tightest_tbt_ms(others)
+    if (
+        target_ms
+        and cost.steps
+        and step_ms([*others, sequence], limits, cost) > target_ms
+    ):
+        return RefuseCode.BUSY, "it would break the target of those that run"
     return None
+
+
+def tightest_tbt_ms(sequences: Many[Sequence]) -> float:
+    """The tightest target for the time between tokens of these; 0: none has one."""
+    targets = [
+        one.work.tbt_ms
+        for one in sequences
+        if one.work.tbt_ms and one.phase is not Phase.ENDED
+    ]
+    return min(targets, default=0.0)
+
+
+def step_ms(sequences: Many[Sequence], limits: DecodeLimits, cost: StepCost) -> float:
+    """A step in which all of these have a row, as many as there are seats."""
+    lengths = [len(one.tokens) for one in sequences if one.phase is not Phase.ENDED]
+    rows = [(length - 1, length) for length in lengths[-limits.batch :]]
+    return cost.ms(StepShape.of(rows))
 
 
 def predicted_start_ms(
@@ -45,20 +70,23 @@ def predicted_start_ms(
     others: Many[Sequence],
     pages: PageLedger,
     limits: DecodeLimits,
-    step_ms: float,
+    cost: StepCost,
 ) -> float:
     """When ``sequence`` will get its pages: those that end first make room."""
     waiting = [other for other in others if other.phase is Phase.WAITING]
-    lacking = sequence.pages + sum(other.pages for other in waiting) - pages.free
+    wanted = sum(other.first_pages(limits) for other in [sequence, *waiting])
+    lacking = wanted - pages.free
     seats = 1 + len(waiting) - (limits.batch - pages.holders)
-    bound = sorted((other.answer.left, other.pages) for other in others if other.opened)
+    holding = [other for other in others if other.opened]
+    bound = sorted((other.answer.left, pages.of(other.ref)) for other in holding)
+    pace_ms = step_ms(holding, limits, cost)
     start_ms = 0.0
     for left, freed in bound:
         if lacking <= 0 and seats <= 0:
             break
         lacking -= freed
         seats -= 1
-        start_ms = left * step_ms
+        start_ms = left * pace_ms
     return start_ms
 
 
@@ -68,6 +96,7 @@ def next_rows(sequences: Many[Sequence], limits: DecodeLimits) -> tuple[Row, ...
         sequence.next_row()
         for sequence in sequences
         if sequence.phase is Phase.RUNNING
+        and not sequence.starved
         and sequence.answer.unacked < limits.unacked_tokens
     ]
     rows += [one.closing_row() for one in sequences if one.phase is Phase.CLOSING]

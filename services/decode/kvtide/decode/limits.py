@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class DecodeLimits:
     """``waiting`` and ``batch`` are requests; the rest says its unit.
 
-    ``batch`` bounds those that have pages. A missing prefix is computed
+    ``batch`` bounds those that have pages. Pages are bound for what a sequence has and
+    ``growth_blocks`` more, later ones as its tokens come. A missing prefix is computed
     ``fill_tokens`` a step beside running sequences, ``fill_alone_tokens`` when nobody
     runs. A sequence with ``unacked_tokens`` that its gateway has not acknowledged
     pauses.
@@ -15,6 +16,7 @@ class DecodeLimits:
 
     waiting: int = 256
     batch: int = 32
+    growth_blocks: int = 2
     fill_tokens: int = 64
     fill_alone_tokens: int = 512
     unacked_tokens: int = 4096

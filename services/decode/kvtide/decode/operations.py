@@ -15,7 +15,7 @@ from kvtide.bus.messages import (
     PutBlock,
 )
 from kvtide.decode import events
-from kvtide.decode.events import LayerPart
+from kvtide.decode.events import BlockCopy, LayerPart
 from kvtide.decode.metrics import DecodeMetrics
 from kvtide.decode.settings import DecodeSettings
 from kvtide.engine.errors import EngineError
@@ -67,6 +67,26 @@ class Operations:
         except (BusError, LimitError):
             return events.TakenAnswered(taken.ref, acked=False)
         return events.TakenAnswered(taken.ref, acked=isinstance(answer, Ack))
+
+    async def find_copies(self, held: OpenRun, find: events.FindCopies) -> events.Event:
+        """Ask the store on this host for slots: it answers with what it has."""
+        size, ref = held.space.layout.block_tokens, find.ref
+        lease = Lease(ref.request, ref.attempt, self._node.ref)
+        wanted = [PutBlock(one.key, size) for one in find.blocks]
+        try:
+            put = await self._pool.begin(
+                lease, held.space.tags, held.space.layout, wanted
+            )
+        except PoolError as error:
+            log.debug("nothing found", request=ref.request, reason=str(error))
+            return events.CopiesFound(ref, ())
+        copies = tuple(
+            BlockCopy(one.block, slot.existing)
+            for one, slot in zip(find.blocks, put.slots, strict=True)
+            if slot.existing is not None
+        )
+        await put.release()
+        return events.CopiesFound(ref, copies)
 
     async def read_copies(self, held: OpenRun, read: events.ReadCopies) -> events.Event:
         """Read whole blocks from the pool."""

@@ -41,6 +41,24 @@ class PageLedger:
         self._used += pages
         return True
 
+    def of(self, ref: RequestRef) -> int:
+        """Pages that ``ref`` has; 0 if none."""
+        return self._bound.get(ref, 0)
+
+    def grow(self, ref: RequestRef, pages: int) -> bool:
+        """Give ``ref`` so many that it has ``pages``, all or none; whether it has.
+
+        Raises:
+            KeyError: it has none so far.
+        """
+        more = pages - self._bound[ref]
+        if more > self.free:
+            return False
+        if more > 0:
+            self._bound[ref] = pages
+            self._used += more
+        return True
+
     def release(self, ref: RequestRef) -> None:
         """Take the pages of ``ref`` back.
 

@@ -1,5 +1,6 @@
 """One request's way through a decode worker. Pure."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -15,7 +16,14 @@ from kvtide.bus.messages import (
 )
 from kvtide.decode.answer import Answer, StopRule
 from kvtide.decode.arrival import Arrival, Source
-from kvtide.decode.events import Context, KeyedBlock, ModelLoaded, Row, Sampled
+from kvtide.decode.events import (
+    BlockCopy,
+    Context,
+    KeyedBlock,
+    ModelLoaded,
+    Row,
+    Sampled,
+)
 from kvtide.decode.handover import Handover
 from kvtide.decode.limits import DecodeLimits
 from kvtide.kv import BlockKey, NodeRef, RequestRef
@@ -32,7 +40,8 @@ class BlockKeys(Protocol):
 class Phase(StrEnum):
     """Where a sequence stands.
 
-    One that is closing has its answer; only the last token's KV is still made, because
+    One that is preempted has not given its memory back yet: its blocks go to the pool
+    first, then it waits again. One that is closing has its answer; only the last token's KV is still made, because
     it completes a block that the next turn will want.
     """
 
@@ -40,6 +49,7 @@ class Phase(StrEnum):
     PULLING = "pulling"
     FILLING = "filling"
     RUNNING = "running"
+    PREEMPTED = "preempted"
     CLOSING = "closing"
     ENDED = "ended"
 
@@ -49,6 +59,7 @@ _STATES = {
     Phase.PULLING: PullState.WAITING,
     Phase.FILLING: PullState.WAITING,
     Phase.RUNNING: PullState.RUNNING,
+    Phase.PREEMPTED: PullState.RUNNING,
 }
 
 
@@ -57,7 +68,9 @@ class Sequence:
     """A request that waits for pages, for its KV, for its turns, or for its last ack.
 
     ``tokens`` are the prompt and what was generated after it; the KV of the first
-    ``fed`` of them is in the run while it runs. ``in_step`` and ``putting`` are
+    ``fed`` of them is in the run while it runs. It came with ``begun`` tokens, or began
+    again with as many; ``pages`` it may need in all. ``starved``: no page is there for
+    its next token; ``finding``: a search for its blocks is under way. ``in_step`` and ``putting`` are
     operations of the shell that use the run: while one is under way nothing is freed.
     ``dying``: what it holds goes when they have ended; ``forgotten``: so does the
     sequence; ``abandoned``: nobody wants its blocks.
@@ -74,6 +87,11 @@ class Sequence:
     arrived_s: float
     tokens: list[int]
     chain: list[BlockKey]
+    begun: int
+    restarts: int = 0
+    first_reused: int = 0
+    starved: bool = False
+    finding: bool = False
     phase: Phase = Phase.WAITING
     fed: int = 0
     opened: bool = False
@@ -117,7 +135,46 @@ class Sequence:
             arrived_s=now_s,
             tokens=list(work.tokens),
             chain=list(work.keys),
+            begun=len(work.tokens),
         )
+
+    def restart(self, layers: int, limits: DecodeLimits) -> None:
+        """Its memory is gone: what it has said goes on from what can be had again."""
+        self.first_reused = self.reused_tokens
+        self.begun = len(self.tokens)
+        keys = self.chain[: self.begun // self.block_tokens]
+        self.arrival = Arrival(self.begun - 1, self.block_tokens, layers, keys)
+        self.handover = Handover(None, self.arrival, limits)
+        self.phase = Phase.WAITING
+        self.restarts += 1
+        self.fed = 0
+        self.next_put = 0
+        self.starved = False
+        self.opened = False
+
+    def found(self, copies: Iterable[BlockCopy]) -> None:
+        """The search for its blocks has ended with these."""
+        self.finding = False
+        if self.phase is Phase.PULLING:
+            self.arrival.offer(copies)
+
+    def keyed_blocks(self) -> tuple[KeyedBlock, ...]:
+        """The full blocks that it needs to begin again."""
+        full = (self.begun - 1) // self.block_tokens
+        return tuple(KeyedBlock(i, key) for i, key in enumerate(self.chain[:full]))
+
+    def first_pages(self, limits: DecodeLimits) -> int:
+        """Pages to be bound when it begins."""
+        ahead = min(self.answer.left, limits.growth_blocks * self.block_tokens)
+        return self._pages(len(self.tokens) + max(1, ahead))
+
+    @property
+    def next_pages(self) -> int:
+        """Pages that its next row needs."""
+        return self._pages(len(self.tokens))
+
+    def _pages(self, tokens: int) -> int:
+        return min(self.pages, -(-tokens // self.block_tokens))
 
     @property
     def deadline_s(self) -> float:
@@ -153,7 +210,7 @@ class Sequence:
         start, end = missing
         size = self.block_tokens
         limit = max(size, limit // size * size)
-        last = len(self.work.tokens) - 1
+        last = self.begun - 1
         if end == last:
             end = last + 1
         end = min(end, start + limit)
@@ -205,7 +262,9 @@ class Sequence:
 
     @property
     def reused_tokens(self) -> int:
-        """Tokens of the prompt whose KV came from the pool."""
+        """Tokens of the prompt whose KV came from the pool when it came first."""
+        if self.restarts:
+            return self.first_reused
         return min(self.arrival.reused_tokens, self.work.prompt_tokens)
 
     def _times(self, now_s: float) -> DecodeTimes:
@@ -248,7 +307,7 @@ class Sequence:
     def take_blocks(self, limit: int) -> tuple[KeyedBlock, ...]:
         """Full blocks that were made here and not yet offered to the pool."""
         size = self.block_tokens
-        by_prefill = (len(self.work.tokens) - 1) // size
+        by_prefill = (self.begun - 1) // size
         taken: list[KeyedBlock] = []
         while self.next_put < self.fed // size and len(taken) < limit:
             block = self.next_put

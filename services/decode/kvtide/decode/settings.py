@@ -23,6 +23,11 @@ class DecodeSettings(WorkerSettings):
     batch: int = Field(
         default=32, ge=1, le=4096, description="sequences that hold memory at a time"
     )
+    growth_blocks: int = Field(
+        default=2,
+        ge=0,
+        description="blocks of memory bound beyond what a sequence has when it begins",
+    )
     max_waiting: int = Field(
         default=256, ge=1, le=65_536, description="requests that may wait for memory"
     )
@@ -50,6 +55,7 @@ class DecodeSettings(WorkerSettings):
         return DecodeLimits(
             waiting=self.max_waiting,
             batch=self.batch,
+            growth_blocks=self.growth_blocks,
             fill_tokens=self.fill_tokens,
             fill_alone_tokens=self.fill_alone_tokens,
             silence_s=self.silence_s,

@@ -117,6 +117,9 @@ class DecodeService(WorkerService[events.Event, events.Command]):
             case events.Open(work, ref, capacity):
                 run = self._loaded_model.new_run(capacity)
                 self._held[ref] = OpenRun(self._space(work), run)
+            case events.FindCopies(ref):
+                held = self._opened(ref)
+                self._spawn(operations.find_copies, command, held, command)
             case events.ReadCopies(ref):
                 held = self._opened(ref)
                 self._spawn(operations.read_copies, command, held, command)
