@@ -46,6 +46,14 @@ def system(
         yield hosts
 
 
+# two hosts as well, but only in `make test-full`: these take a minute each
+two_hosts_in_full = pytest.mark.parametrize(
+    "system",
+    ["one-host", pytest.param("two-hosts", marks=pytest.mark.full)],
+    indirect=True,
+)
+
+
 class Judge:
     """Compares answers with the oracle and remembers every verdict."""
 
@@ -96,6 +104,7 @@ def test_cold_then_warm(system: Site, judge: Judge, tokens: int) -> None:
     assert warm.prompt_tokens == tokens
 
 
+@two_hosts_in_full
 def test_a_prompt_of_several_thousand_tokens(system: Site, judge: Judge) -> None:
     prompt = prompt_of(system, 3500, 40_000)
     answer = system.complete(prompt, 32, ignore_eos=True)
@@ -150,6 +159,7 @@ def test_a_shared_prefix_that_ends_inside_a_block(system: Site, judge: Judge) ->
     assert answer.cached_tokens == 3 * BLOCK
 
 
+@two_hosts_in_full
 def test_part_of_a_prefix_was_evicted(system: Site, judge: Judge) -> None:
     prompt = prompt_of(system, 20 * BLOCK + 5, 70_000)
     judge.right(prompt, system.complete(prompt, 8, ignore_eos=True), 8)
