@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import structlog
@@ -22,6 +22,7 @@ from kvtide.worker import events
 from kvtide.worker.custody import Work
 from kvtide.worker.driver import TICK_S, Driver, Machine, name_of
 from kvtide.worker.metrics import WorkerMetrics
+from kvtide.worker.mixing import StepMixer
 
 GIVE_UP_S = 5.0
 
@@ -33,7 +34,7 @@ C_co = TypeVar("C_co", covariant=True)
 log = structlog.get_logger("kvtide.worker")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chassis:
     """What the services of a worker's process share; another owns it."""
 
@@ -41,6 +42,11 @@ class Chassis:
     engine: EngineThread
     pool: PoolClient
     registry: CollectorRegistry
+    steps: StepMixer = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Steps of all services are mixed."""
+        self.steps = StepMixer(self.engine, self.node.clock)
 
 
 class IdleMachine(Machine[E_contra, C_co], Protocol[E_contra, C_co]):
@@ -93,6 +99,7 @@ class WorkerService(Driver[E, C]):
         super().__init__(chassis.node, role, hops, machine, tasks)
         self._engine = chassis.engine
         self._pool = chassis.pool
+        self._steps = chassis.steps
         self._idle_machine = machine
         self._counts = metrics
         self._drain_s = drain_s

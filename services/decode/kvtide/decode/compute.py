@@ -6,11 +6,14 @@ Runs on the engine thread.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from kvtide.decode.draws import Drawer, Wish
 from kvtide.decode.events import Row, RowFailed, Sampled
 from kvtide.engine.grammars import Grammars
 from kvtide.engine.memory import KvRun
 from kvtide.engine.runner import Chunk, Runner
+from kvtide.worker.mixing import StepPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +24,39 @@ class RowWork:
     run: KvRun
 
 
+Drawn = tuple[tuple[Sampled, ...], tuple[RowFailed, ...]]
+"""The tokens of the rows that draw, and the rows that can't."""
+
+
+def step_part(
+    drawer: Drawer, rows: Sequence[RowWork], grammars: Grammars | None
+) -> StepPart[Drawn]:
+    """Decode's part of a step; see ``compute_step``."""
+
+    def begin() -> list[Chunk]:
+        chunks: list[Chunk] = []
+        for work in rows:
+            row, wanted = work.row, work.row.sampling is not None
+            work.run.length = row.start
+            chunks.append(Chunk(work.run, row.tokens, row.start, wanted))
+            drawer.prepare(row, grammars)
+        return chunks
+
+    def finish(results: Sequence[Tensor | None]) -> Drawn:
+        pairs = zip(rows, results, strict=True)
+        return drawer.draw(
+            [Wish(work.row, result) for work, result in pairs if result is not None]
+        )
+
+    return StepPart(begin, finish)
+
+
 def compute_step(
     runner: Runner,
     drawer: Drawer,
     rows: Sequence[RowWork],
     grammars: Grammars | None = None,
-) -> tuple[tuple[Sampled, ...], tuple[RowFailed, ...]]:
+) -> Drawn:
     """Compute a step; the tokens of the rows that draw, and the rows that can't.
 
     A row whose logits are no numbers fails alone: rows do not see each other. What
@@ -35,16 +65,5 @@ def compute_step(
     Raises:
         EngineError: the engine refused the step.
     """
-    chunks: list[Chunk] = []
-    for work in rows:
-        row = work.row
-        work.run.length = row.start
-        chunks.append(Chunk(work.run, row.tokens, row.start, row.sampling is not None))
-        drawer.prepare(row, grammars)
-    results = runner.step(chunks)
-    wishes = [
-        Wish(work.row, result)
-        for work, result in zip(rows, results, strict=True)
-        if result is not None
-    ]
-    return drawer.draw(wishes)
+    part = step_part(drawer, rows, grammars)
+    return part.finish(runner.step(part.begin()))

@@ -15,7 +15,7 @@ from kvtide.bus.messages import (
 from kvtide.decode import events
 from kvtide.decode.batcher import DecodeMachine
 from kvtide.decode.capacity import capacity_tokens
-from kvtide.decode.compute import RowWork, compute_step
+from kvtide.decode.compute import RowWork, step_part
 from kvtide.decode.draws import Drawer, params_of
 from kvtide.decode.ends import failed_end
 from kvtide.decode.messages import HOPS, event_of
@@ -162,28 +162,27 @@ class DecodeService(WorkerService[events.Event, events.Command]):
             )
 
     async def _run_step(self, step: events.Step) -> events.Event:
-        model, clock = self._loaded_model, self._node.clock
+        model = self._loaded_model
         rows = [
             RowWork(row, self._held[row.ref].run)
             for row in step.rows
             if row.ref in self._held  # else it could not be opened, and has failed
         ]
-        seconds = 0.0
-
-        def call() -> tuple[tuple[events.Sampled, ...], tuple[events.RowFailed, ...]]:
-            nonlocal seconds
-            started_s = clock.monotonic()
-            drawn = compute_step(model.runner, self._drawer, rows, model.grammars)
-            seconds = clock.monotonic() - started_s
-            return drawn
-
-        done = events.StepOutcome.DONE
+        part = step_part(self._drawer, rows, model.grammars)
         try:
-            sampled, broken = await self._engine.run(LANE, call)
+            stepped = await self._steps.step(self._role, model.runner, part)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may hang
             log.warning("step failed", reason=str(error), error=type(error).__name__)
             failed = events.StepOutcome.FAILED
             return events.StepEnded(step.step, failed, 0.0, reason=str(error))
         self._node.count_step()
-        self._metrics.stepped(seconds)
-        return events.StepEnded(step.step, done, seconds * 1000, sampled, failed=broken)
+        self._metrics.stepped(stepped.ms / 1000)
+        sampled, broken = stepped.result
+        return events.StepEnded(
+            step.step,
+            events.StepOutcome.DONE,
+            stepped.ms,
+            sampled,
+            failed=broken,
+            whole=stepped.whole,
+        )

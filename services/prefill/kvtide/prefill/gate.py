@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from kvtide.prefill.errors import LoadFellShort
 
-ABORT_POLL_S = 0.05
+POLL_S = 0.02
 
 
 class LoadGate:
@@ -32,19 +32,19 @@ class LoadGate:
                 self._whole, self._short = whole, not whole
                 self._changed.notify_all()
 
-    def wait(self, layer: int, aborted: Callable[[], bool]) -> None:
-        """Block until ``layer`` is in the run, or the step is aborted.
+    def wait(self, layer: int, in_vain: Callable[[], bool]) -> None:
+        """Block until ``layer`` is in the run.
 
         Raises:
-            LoadFellShort: it will not be, or takes too long; what depends on it is to
-                be computed again.
+            LoadFellShort: it will not be, takes too long, or nobody should wait for it
+                any more (``in_vain``); what depends on it is to be computed again.
         """
         with self._changed:
             left_s = self._limit_s
-            while not (self._whole or self._short or self._layers > layer or aborted()):
-                if left_s <= 0:
+            while not (self._whole or self._short or self._layers > layer):
+                if left_s <= 0 or in_vain():
                     raise LoadFellShort(layer)
-                if not self._changed.wait(ABORT_POLL_S):
-                    left_s -= ABORT_POLL_S
+                if not self._changed.wait(POLL_S):
+                    left_s -= POLL_S
             if self._short:
                 raise LoadFellShort(layer)

@@ -30,9 +30,8 @@ from kvtide.prefill.messages import HOPS, event_of
 from kvtide.prefill.metrics import PrefillMetrics
 from kvtide.prefill.queue import PrefillMachine
 from kvtide.prefill.settings import PrefillSettings
+from kvtide.worker.mixing import STEP_LANE
 from kvtide.worker.service import Chassis, OpenRun, WorkerService
-
-LANE = "prefill"
 
 log = structlog.get_logger("kvtide.prefill")
 
@@ -96,7 +95,7 @@ class PrefillService(WorkerService[events.Event, events.Command]):
     # ---- what goes out
 
     def _tell(self, event: events.Event) -> Message | None:
-        shared = self._engine.contended(LANE)
+        shared = self._engine.contended(STEP_LANE)
         if shared != self._shared:
             self._shared = shared
             super()._tell(events.EngineShared(shared=shared))
@@ -217,30 +216,28 @@ class PrefillService(WorkerService[events.Event, events.Command]):
         return events.Committed(ref)
 
     async def _run_step(self, step: events.Step) -> events.Event:
-        model = self._loaded_model
         chunks = [self._chunk(spec) for spec in step.chunks]
-        layout = self._opened(step.chunks[0].ref).space.layout
-        compute = StepCompute(chunks, layout, self._announcer(), self._node.count_step)
-        self._step = compute
-        clock = self._node.clock
-
-        def call() -> float:
-            started_s = clock.monotonic()
-            compute.run(model.runner)
-            return clock.monotonic() - started_s
-
-        outcome, reason, seconds = events.StepOutcome.DONE, "", 0.0
+        self._step = compute = StepCompute(
+            chunks,
+            self._opened(step.chunks[0].ref).space.layout,
+            self._announcer(),
+            self._node.count_step,
+            lambda: self._engine.contended(STEP_LANE),
+        )
+        runner = self._loaded_model.runner
         try:
-            seconds = await self._engine.run(LANE, call)
+            stepped = await self._steps.step(self._role, runner, compute.part())
         except (StepCancelled, LoadFellShort):
-            outcome = events.StepOutcome.ABORTED
+            return events.StepEnded(step.step, events.StepOutcome.ABORTED, 0.0)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may hang
-            outcome, reason = events.StepOutcome.FAILED, str(error)
+            reason = str(error)
             log.warning("step failed", reason=reason, error=type(error).__name__)
+            return events.StepEnded(step.step, events.StepOutcome.FAILED, 0.0, reason)
         finally:
             self._step = None
-        self._metrics.stepped(seconds)
-        return events.StepEnded(step.step, outcome, seconds * 1000, reason)
+        self._metrics.stepped(stepped.ms / 1000)
+        done = events.StepOutcome.DONE
+        return events.StepEnded(step.step, done, stepped.ms, whole=stepped.whole)
 
     def _chunk(self, spec: events.ChunkSpec) -> ChunkWork:
         held = self._opened(spec.ref)
