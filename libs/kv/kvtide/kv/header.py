@@ -26,6 +26,8 @@ A part's entry is offset (8), length (8), xxh3-64 (8).
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import starmap
+from typing import NamedTuple
 
 from kvtide.kv.errors import HeaderMismatchError
 from kvtide.kv.ids import KEY_BYTES, BlockKey
@@ -51,8 +53,7 @@ class SpaceTags:
     tenant: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PartEntry:
+class PartEntry(NamedTuple):
     """One part: where it starts in the slot, its bytes, and their xxh3-64."""
 
     offset: int
@@ -116,14 +117,11 @@ class BlockHeader:
         ) = _FIXED.unpack_from(data)
         if magic != MAGIC or version != FORMAT_VERSION:
             raise HeaderMismatchError("magic", "no block of this format")
-        if len(data) < HEADER_FIXED_BYTES + count * PART_ENTRY_BYTES:
+        end = HEADER_FIXED_BYTES + count * PART_ENTRY_BYTES
+        if len(data) < end:
             raise HeaderMismatchError("parts", f"{count} parts do not fit the header")
-        parts = tuple(
-            PartEntry(
-                *_ENTRY.unpack_from(data, HEADER_FIXED_BYTES + i * PART_ENTRY_BYTES)
-            )
-            for i in range(count)
-        )
+        entries = _ENTRY.iter_unpack(memoryview(data)[HEADER_FIXED_BYTES:end])
+        parts = tuple(starmap(PartEntry, entries))
         tags = SpaceTags(key_id, model, layout_tag, tenant)
         return cls(BlockKey(key), tags, generation, tokens, slot_bytes, parts)
 
@@ -150,8 +148,9 @@ class BlockHeader:
 
     def _parts_fit(self, layout: Layout) -> bool:
         length = self.tokens * layout.token_bytes
+        start, step = layout.part_offset(0), layout.part_bytes
         return len(self.parts) == layout.parts and all(
-            part.offset == layout.part_offset(i) and part.length == length
+            part.offset == start + i * step and part.length == length
             for i, part in enumerate(self.parts)
         )
 

@@ -20,18 +20,21 @@ _NOT_STAGED = ReadOutcome(MissReason.NOT_STAGED, detail="its store did not stage
 
 @dataclass(frozen=True, slots=True)
 class _BlockRead:
-    """One block under way: its header's private bytes, and the parts' targets."""
+    """One block under way: its header's private bytes, and the parts' targets.
+
+    ``offsets`` are those of the parts in the slot.
+    """
 
     located: Located
     header: bytearray
     numbers: Sequence[int]
+    offsets: Sequence[int]
     targets: Sequence[memoryview]
 
-    def slot_read(self, layout: Layout) -> SlotRead:
+    def slot_read(self) -> SlotRead:
         """The ranges to copy: the header first."""
-        parts = zip(self.numbers, self.targets, strict=True)
-        ranges = [(layout.part_offset(number), into) for number, into in parts]
-        return SlotRead(self.located.slot, [(0, memoryview(self.header)), *ranges])
+        targets = [memoryview(self.header), *self.targets]
+        return SlotRead(self.located.slot, [0, *self.offsets], targets)
 
 
 class BlockReader:
@@ -64,8 +67,8 @@ class BlockReader:
         """See ``PoolClient.read_headers``."""
         found: list[BlockHeader | None] = [None] * len(located)
         places = [i for i, each in enumerate(located) if each.slot.tier is not Tier.SSD]
-        reads = [_BlockRead(located[i], _header(layout), (), ()) for i in places]
-        results = await self._results(reads, layout, timeout_s, purpose)
+        reads = [_BlockRead(located[i], _header(layout), (), (), ()) for i in places]
+        results = await self._results(reads, timeout_s, purpose)
         for i, read, result in zip(places, reads, results, strict=True):
             if isinstance(result, ReadOutcome):
                 self._metrics.read(purpose, result)
@@ -90,6 +93,7 @@ class BlockReader:
         """See ``PoolClient.read_blocks``."""
         started_s = self._clock.monotonic()
         numbers = range(layout.parts) if parts is None else parts
+        offsets = list(map(layout.part_offset, numbers))
         outcomes = [_NOT_STAGED] * len(located)
         verify = partial(self._verified, tags=tags, layout=layout, purpose=purpose)
         left = list(range(len(located)))
@@ -102,14 +106,14 @@ class BlockReader:
                         each,
                         _header(layout),
                         numbers,
-                        [sinks[place](i) for i in numbers],
+                        offsets,
+                        list(map(sinks[place], numbers)),
                     )
                     for place, each in zip(left, there, strict=True)
                     if each is not None
                 }
                 results = await self._results(
                     [*reads.values()],
-                    layout,
                     started_s + timeout_s - self._clock.monotonic(),
                     purpose,
                 )
@@ -136,7 +140,8 @@ class BlockReader:
         slot_reads = [
             SlotRead(
                 slot,
-                [(layout.part_offset(reads[i].part), reads[i].into) for i in members],
+                [layout.part_offset(reads[i].part) for i in members],
+                [reads[i].into for i in members],
             )
             for slot, members in by_slot.items()
         ]
@@ -155,12 +160,11 @@ class BlockReader:
     async def _results(
         self,
         reads: Sequence[_BlockRead],
-        layout: Layout,
         timeout_s: float,
         purpose: str,
     ) -> list[TransferResult | ReadOutcome]:
         return await self._slots.read(
-            [read.slot_read(layout) for read in reads],
+            [read.slot_read() for read in reads],
             timeout_s=timeout_s,
             purpose=purpose,
         )
@@ -176,7 +180,7 @@ class BlockReader:
     ) -> ReadOutcome:
         if isinstance(result, ReadOutcome):
             return result
-        lengths = [len(into) for into in read.targets]
+        lengths = list(map(len, read.targets))
         try:
             header = checked_header(read.header, read.located, tags, layout)
             check_parts(header, read.numbers, lengths, result.xxh3[1:])

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import add
 
 from kvtide.bus import Node
 from kvtide.kv import NodeRef, SlotRef
@@ -25,10 +27,11 @@ STARTS_A_TURN = 8
 
 @dataclass(frozen=True, slots=True)
 class SlotRead:
-    """Ranges of one slot, as (offset in the slot, target)."""
+    """Ranges of one slot: ``targets[i]`` is filled from ``offsets[i]`` of it on."""
 
     slot: SlotRef
-    ranges: Sequence[tuple[int, memoryview]]
+    offsets: Sequence[int]
+    targets: Sequence[memoryview]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +115,11 @@ class SlotReader:
         if not 0 <= slot.arena < len(source.arenas):
             return ReadOutcome(MissReason.STALE, detail="there is no such arena")
         handle = source.arenas[slot.arena]
-        if any(at + len(into) > slot.length for at, into in read.ranges):
+        ends = map(add, read.offsets, map(len, read.targets))
+        if max(ends, default=0) > slot.length:
             return ReadOutcome(MissReason.FOREIGN, detail="the slot is too short")
-        slices = [ReadSlice(handle, slot.offset + at, into) for at, into in read.ranges]
+        starts = map(slot.offset.__add__, read.offsets)
+        slices = list(map(ReadSlice, repeat(handle), starts, read.targets))
         priority = Priority.FOREGROUND
         try:
             return source.peer.read(

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from ctypes import addressof
 from itertools import pairwise
-from operator import add, gt
+from operator import add
 
 import xxhash
 
@@ -88,9 +88,8 @@ def check_targets(targets: Sequence[memoryview]) -> None:
         # one is read-only or empty
         _check_closely(targets)
         return
-    ends = map(add, starts, map(len, targets))
-    if any(map(gt, ends, starts[1:])):
-        # not simply one after the other
+    spans = sorted(zip(starts, map(add, starts, map(len, targets)), strict=True))
+    if any(before[1] > after[0] for before, after in pairwise(spans)):
         _check_closely(targets)
 
 

@@ -61,7 +61,7 @@ class Inbound:
         self._send_lock = threading.Lock()
         self._mapped: set[int] = set()
         self._windows: list[Window] = []
-        self._using: frozenset[int] = frozenset()
+        self._using: Sequence[Grant] = ()
         self._last_id = 0
         self._stillness = Stillness(channel, clock)
 
@@ -90,7 +90,7 @@ class Inbound:
 
     def uses(self, region: int) -> bool:
         """Whether a request under way uses the region."""
-        return region in self._using
+        return any(grant.region.number == region for grant in self._using)
 
     def region_gone(self, region: int) -> None:
         """Tell the peer, if it mapped the region."""
@@ -160,14 +160,14 @@ class Inbound:
         except TransferError:
             self._release(grants)
             raise
-        self._using = frozenset(grant.region.number for grant in grants)
+        self._using = grants
         return grants
 
     def _release(self, grants: Sequence[Grant]) -> None:
         windows, self._windows = self._windows, []
         for window in windows:
             window.close()
-        self._using = frozenset()
+        self._using = ()
         for grant in grants:
             self._table.release(grant)
 

@@ -139,7 +139,9 @@ class RegionTable:
         """Start empty."""
         self._mint = mint
         self._clock = clock
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._unused = threading.Condition(self._lock)
+        self._awaited = 0
         self._regions: dict[int, Region] = {}
         self._users: dict[int, int] = {}
         self._last = 0
@@ -158,7 +160,7 @@ class RegionTable:
         stage: Stage | None = None,
     ) -> Region:
         """Put memory in; its number is new in this epoch."""
-        with self._changed:
+        with self._lock:
             self._last += 1
             region = Region(
                 self,
@@ -176,7 +178,7 @@ class RegionTable:
 
     def location_of(self, address: int) -> str | None:
         """The location of the region that holds the address, if one does."""
-        with self._changed:
+        with self._lock:
             if self._places is None:
                 self._places = [
                     (start, start + each.length, each.location)
@@ -191,7 +193,7 @@ class RegionTable:
 
     def regions(self) -> list[Region]:
         """Those that are reachable now."""
-        with self._changed:
+        with self._lock:
             return list(self._regions.values())
 
     def handle(
@@ -224,7 +226,7 @@ class RegionTable:
             if len(self._checked) >= _MOST_CHECKED:
                 self._checked.clear()
             self._checked[key] = expires_s
-        with self._changed:
+        with self._lock:
             region = self._regions.get(number)
             if region is None:
                 raise AccessDenied("the region is gone", node=self._mint.node)
@@ -234,17 +236,18 @@ class RegionTable:
     def release(self, grant: Grant) -> None:
         """Count a user out."""
         number = grant.region.number
-        with self._changed:
+        with self._lock:
             left = self._users[number] - 1
             if left:
                 self._users[number] = left
             else:
                 del self._users[number]
-                self._changed.notify_all()
+                if self._awaited:
+                    self._unused.notify_all()
 
     def retire(self, region: Region) -> None:
         """Deny new users from now on."""
-        with self._changed:
+        with self._lock:
             self._regions.pop(region.number, None)
             self._places = None
 
@@ -254,10 +257,12 @@ class RegionTable:
         Raises:
             TimedOut: some are left after ``timeout_s``.
         """
-        with self._changed:
-            free = self._changed.wait_for(
+        with self._lock:
+            self._awaited += 1
+            free = self._unused.wait_for(
                 lambda: region.number not in self._users, timeout_s
             )
+            self._awaited -= 1
         if not free:
             raise TimedOut(f"region {region.name!r} is still in use by peers")
 

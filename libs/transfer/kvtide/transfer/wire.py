@@ -185,7 +185,7 @@ def unpack_ask(body: bytes) -> Ask:
         trace = body[trace_at:grants_at].decode("ascii", "replace")
     except struct.error as error:
         raise FrameError(f"a request is malformed: {error}") from error
-    if any(piece[0] >= grant_count for piece in pieces):
+    if pieces and max(pieces)[0] >= grant_count:
         raise FrameError("a piece names no grant")
     return Ask(grants, pieces, purpose, trace)
 
