@@ -11,7 +11,9 @@ import typer
 from rich.console import Console
 
 from kvtide.cli.benches import bench_app
+from kvtide.cli.commands.sim import sim_app
 from kvtide.cli.exits import leave
+from kvtide.cli.pool_commands import blocks_app, drain
 
 app = typer.Typer(
     name="kvtide",
@@ -23,6 +25,9 @@ app = typer.Typer(
 bus_app = typer.Typer(help="Look at the bus.", no_args_is_help=True)
 app.add_typer(bus_app, name="bus")
 app.add_typer(bench_app, name="bench")
+app.add_typer(sim_app, name="sim")
+app.add_typer(blocks_app, name="blocks")
+app.command()(drain)
 
 FLAGGED = {
     "up": "Start the whole system on this machine: every role, one command.",

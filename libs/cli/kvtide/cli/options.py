@@ -2,12 +2,14 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from pydantic.fields import FieldInfo
 
+from kvtide.runtime import ConfigError
 from kvtide.runtime.settings import shown
 
 _METAVARS: dict[object, str] = {int: "NUMBER", float: "NUMBER", Path: "PATH"}
@@ -77,3 +79,19 @@ def _option(key: str, field: FieldInfo) -> Any:
         metavar=_METAVARS.get(field.annotation, "TEXT"),
         show_default=False,
     )
+
+
+C = TypeVar("C", bound=StrEnum)
+
+
+def chosen(kind: type[C], text: str, flag: str) -> C:
+    """One of the words that a flag takes.
+
+    Raises:
+        ConfigError: another one.
+    """
+    try:
+        return kind(text)
+    except ValueError:
+        words = ", ".join(kind)
+        raise ConfigError(f"--{flag} {text!r}: give one of {words}", key=flag) from None

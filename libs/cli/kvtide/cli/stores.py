@@ -1,0 +1,154 @@
+"""How commands find the stores, and put questions to them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from kvtide.bus.interface import Bus, Incoming
+from kvtide.bus.messages import (
+    AnyMessage,
+    Beat,
+    BlockListing,
+    BlockPage,
+    BlocksDone,
+    BlockSelector,
+    Failure,
+    ListBlocks,
+    Message,
+    PinBlocks,
+    RemoveBlocks,
+    UnpinBlocks,
+)
+from kvtide.bus.subjects import Hop
+from kvtide.kv import BlockKey, ModelFacts, NodeId, Role
+from kvtide.runtime import KvtideError
+
+LISTEN_S = 1.2
+"""Two beats of everybody."""
+
+REQUEST_TIMEOUT_S = 5.0
+BEATS = 4096
+
+
+class NoStoreError(KvtideError):
+    """No store answers, or not the one that was named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Who beats: the stores, and the models that anybody serves, by name."""
+
+    stores: tuple[Beat, ...]
+    models: tuple[ModelFacts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a change at one store; ``error`` if it did not answer with one."""
+
+    node: NodeId
+    matched: int = 0
+    changed: int = 0
+    refused: int = 0
+    error: str = ""
+
+
+async def look_around(bus: Bus, node: str | None = None) -> Seen:
+    """Listen for two beats.
+
+    Raises:
+        NoStoreError: no store beats, or not the one called ``node``.
+    """
+    beats: dict[NodeId, Beat] = {}
+
+    async def heard(incoming: Incoming) -> None:
+        beat = incoming.message
+        if isinstance(beat, Beat) and (len(beats) < BEATS or beat.node.node in beats):
+            beats[beat.node.node] = beat
+
+    subscription = await bus.subscribe(bus.subjects.beats(), heard)
+    try:
+        await asyncio.sleep(LISTEN_S)
+    finally:
+        await subscription.close()
+    stores = [beat for _, beat in sorted(beats.items()) if Role.STORE in beat.roles]
+    if node is not None:
+        names = ", ".join(beat.node.node for beat in stores) or "none"
+        stores = [beat for beat in stores if beat.node.node == node]
+        if not stores:
+            raise NoStoreError(f"no store {node!r} is live; those that are: {names}")
+    if not stores:
+        raise NoStoreError(f"no store is live in cluster {bus.subjects.cluster!r}")
+    models = {facts.name: facts for beat in beats.values() for facts in beat.models}
+    return Seen(tuple(stores), tuple(models.values()))
+
+
+async def ask_store(bus: Bus, node: NodeId, message: Message) -> AnyMessage:
+    """One answer.
+
+    Raises:
+        NoStoreError: a failure, or no answer in time.
+    """
+    subject = bus.subjects.inbox(Role.STORE, node, Hop.QUERY)
+    try:
+        reply = await bus.request(subject, message, timeout_s=REQUEST_TIMEOUT_S)
+    except (KvtideError, TimeoutError) as error:
+        why = str(error) or "no answer"
+        raise NoStoreError(f"store {node} does not answer: {why}") from error
+    if isinstance(reply, Failure):
+        raise NoStoreError(f"store {node} refuses: {reply.reason}")
+    return reply
+
+
+async def list_blocks(
+    bus: Bus, stores: Sequence[NodeId], select: BlockSelector
+) -> AsyncIterator[tuple[NodeId, BlockListing]]:
+    """All blocks at these stores that fit, by store and key.
+
+    Raises:
+        NoStoreError: a store stops to answer.
+    """
+    for node in stores:
+        after: BlockKey | None = None
+        while True:
+            page = await ask_store(bus, node, ListBlocks(select=select, after=after))
+            if not isinstance(page, BlockPage):
+                break
+            for block in page.blocks:
+                yield node, block
+            after = page.next_key
+            if after is None:
+                break
+
+
+Change = PinBlocks | UnpinBlocks | RemoveBlocks
+
+
+async def change_blocks(bus: Bus, node: NodeId, change: Change) -> Outcome:
+    """Have one store make a change, page by page; never raises for a store."""
+    matched = changed = refused = 0
+    after: BlockKey | None = None
+    while True:
+        try:
+            done = await ask_store(bus, node, _page(change, after))
+        except NoStoreError as error:
+            return Outcome(node, matched, changed, refused, str(error))
+        if not isinstance(done, BlocksDone):
+            kind = type(done).__name__
+            return Outcome(node, matched, changed, refused, f"it answered {kind}")
+        matched += done.matched
+        changed += done.changed
+        refused += done.refused
+        after = done.next_key
+        if after is None:
+            return Outcome(node, matched, changed, refused)
+
+
+def _page(change: Change, after: BlockKey | None) -> Change:
+    match change:
+        case PinBlocks(select=select, hard=hard, seconds=seconds):
+            return PinBlocks(select=select, hard=hard, seconds=seconds, after=after)
+        case UnpinBlocks(select=select):
+            return UnpinBlocks(select=select, after=after)
+        case RemoveBlocks(select=select):
+            return RemoveBlocks(select=select, after=after)
