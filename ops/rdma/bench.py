@@ -10,6 +10,7 @@ copies through a staging area and hashes.
 # ruff: noqa: T201 - for a terminal
 
 import asyncio
+import logging
 import statistics
 import subprocess
 import sys
@@ -92,6 +93,7 @@ async def ours(device: str, size: int) -> tuple[float, float]:
 
 def main() -> None:
     """Measure in turn, round by round; a table."""
+    logging.disable(logging.INFO)
     device = device_names()[0]
     print("| bytes | round | ib_write_bw MB/s | our writes | our reads |")
     print("|---|---|---|---|---|", flush=True)

@@ -18,6 +18,7 @@ from tests.integration.transfer_proxy import (
     SECRET,
     Notes,
     make,
+    throw,
 )
 
 from kvtide.transfer import (
@@ -47,21 +48,6 @@ async def owner(notes: Notes) -> AsyncIterator[Endpoint]:
 async def reader(notes: Notes) -> AsyncIterator[Endpoint]:
     async with make("reader", notes) as endpoint:
         yield endpoint
-
-
-def throw(port: int, data: bytes) -> bytes:
-    """Send bytes to the port; what came back until it hung up."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
-        back = b""
-        try:
-            sock.sendall(data)
-            sock.shutdown(socket.SHUT_WR)
-            while got := sock.recv(65536):
-                back += got
-        except OSError:
-            # it hung up before we were done
-            return back
-        return back
 
 
 async def is_said(notes: Notes, words: str) -> None:
@@ -139,22 +125,6 @@ def test_random_bytes() -> None:
         asyncio.run(run(examples))
     finally:
         logging.disable(logging.NOTSET)
-
-
-async def test_the_trace_goes_with_the_request(
-    owner: Endpoint, reader: Endpoint, caplog: pytest.LogCaptureFixture
-) -> None:
-    region = owner.register(b"bytes", name="arena")
-    peer = await reader.connect(owner.address)
-    into = memoryview(bytearray(5))
-    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-    with caplog.at_level(logging.DEBUG, "kvtide.transfer"):
-        slices = [ReadSlice(region.handle(), 0, into)]
-        await peer.read(slices, timeout_s=10, trace=trace)
-        # the owner logs after its answer, in its own thread
-        async with asyncio.timeout(10):
-            while trace not in [vars(r).get("trace") for r in caplog.records]:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
 
 
 async def test_nothing_listens(reader: Endpoint) -> None:

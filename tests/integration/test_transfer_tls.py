@@ -1,11 +1,14 @@
 """Transfers over TLS: both ends need a certificate, and still the secret."""
 
+import asyncio
 import os
+import pickle
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from tests.integration.transfer_proxy import Notes, throw
 
 from kvtide.runtime import ConfigError, SystemClock
 from kvtide.transfer import (
@@ -55,9 +58,15 @@ def certificates(folder: Path) -> TlsFiles:
     return TlsFiles(folder / "node.pem", folder / "node.key", folder / "ca.pem")
 
 
-def make(node: str, tls: TlsFiles | None) -> Endpoint:
+def make(node: str, tls: TlsFiles | None, notes: Notes | None = None) -> Endpoint:
     return Endpoint(
-        node=node, epoch=1, secret=SECRET, clock=SystemClock(), shm_dir=None, tls=tls
+        node=node,
+        epoch=1,
+        secret=SECRET,
+        clock=SystemClock(),
+        shm_dir=None,
+        tls=tls,
+        observer=notes,
     )
 
 
@@ -95,6 +104,34 @@ async def test_who_is_refused(tmp_path: Path) -> None:
     async with make("owner", None) as owner, make("reader", ours) as reader:
         with pytest.raises(TransferError):
             await reader.connect(owner.address, timeout_s=3)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        # a hello that promises more than there is, and one that is nonsense
+        bytes.fromhex("16030102000100fc0303"),
+        bytes.fromhex("16030102000100fc0303") + bytes(600),
+        pickle.dumps({"a": [1, 2, 3]}, protocol=4),
+        bytes(5000),
+        b"",
+    ],
+)
+async def test_strangers_on_a_port_with_tls(tmp_path: Path, data: bytes) -> None:
+    tls = certificates(tmp_path / "a")
+    notes = Notes()
+    async with make("owner", tls, notes) as owner:
+        await asyncio.to_thread(throw, owner.address.port, data)
+        async with asyncio.timeout(10):
+            while not notes.refusals:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        async with make("reader", tls) as reader:
+            region = owner.register(b"bytes", name="arena")
+            peer = await reader.connect(owner.address)
+            into = memoryview(bytearray(5))
+            await peer.read([ReadSlice(region.handle(), 0, into)], timeout_s=10)
+            assert bytes(into) == b"bytes"
 
 
 def test_missing_files(tmp_path: Path) -> None:

@@ -50,6 +50,21 @@ def make(node: str, notes: Notes | None = None) -> Endpoint:
     )
 
 
+def throw(port: int, data: bytes) -> bytes:
+    """Send bytes to the port; what came back until it hung up."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+        back = b""
+        try:
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+            while got := sock.recv(65536):
+                back += got
+        except OSError:
+            # it hung up before we were done
+            return back
+        return back
+
+
 class Proxy:
     """Passes bytes between a reader and the owner, changed by ``change``.
 

@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -123,6 +124,40 @@ async def test_full_shared_memory_is_said_and_survived(
         into = memoryview(bytearray(5))
         result = await peer.read([ReadSlice(handle, 0, into)], timeout_s=10)
         assert (bytes(into), result.path) == (b"hello", "tcp")
+
+
+def can_mount() -> bool:
+    return os.geteuid() == 0 and shutil.which("mount") is not None
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs root")
+def test_a_full_file_system_is_said_and_survived(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(tmp_path)]
+    if subprocess.run(words, check=False, capture_output=True).returncode:  # noqa: S603
+        pytest.skip("no file system may be mounted here")
+    try:
+        endpoint = Endpoint(
+            node="a", epoch=1, secret=SECRET, clock=SystemClock(), shm_dir=tmp_path
+        )
+        fits = endpoint.allocate(128 << 10, name="fits")
+        fits.commit(0, fits.length)
+        with caplog.at_level(logging.WARNING, "kvtide.transfer"):
+            large = endpoint.allocate(192 << 10, name="large")
+        assert "'large' of 196608 bytes is not in shared memory" in caplog.text
+        assert (fits.shm_name != "", large.shm_name) == (True, "")
+        large.view[:] = b"x" * large.length
+        # promised when both fitted, and gone when it is wanted
+        late = endpoint.allocate(64 << 10, name="late")
+        (tmp_path / "other").write_bytes(bytes(96 << 10))
+        with pytest.raises(TransferError, match="No space left"):
+            late.commit(0, late.length)
+        endpoint.close_blocking()
+        (tmp_path / "other").unlink()
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)  # noqa: S603, S607
 
 
 def test_files_are_ours_alone(tmp_path: Path) -> None:
