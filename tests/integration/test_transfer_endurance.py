@@ -4,6 +4,7 @@ import gc
 import os
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,7 @@ from kvtide.transfer import (
     ReadSlice,
     TransferError,
     TransferPeer,
+    Unreachable,
     WriteSlice,
 )
 
@@ -118,3 +120,13 @@ async def test_ten_thousand_transfers(shm_dir: Path | None) -> None:
     # what earlier tests left may have gone meanwhile
     left = held()
     assert all(left[name] <= before[name] for name in before), (before, left)
+
+
+async def test_nothing_is_kept_of_peers_dialled_in_vain() -> None:
+    async with make("gone", None) as gone:
+        address = gone.address
+    async with make("reader", None) as reader:
+        for epoch in range(20):
+            with pytest.raises(Unreachable):
+                await reader.connect(replace(address, epoch=epoch))
+        assert vars(reader)["_dialling"] == {}

@@ -4,8 +4,9 @@ import asyncio
 import ctypes
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -125,7 +126,8 @@ class Endpoint(TransferEndpoint):
             notified=self._notified,
         )
         self._lock = threading.Lock()
-        self._dialling: dict[tuple[str, int], threading.Lock] = {}
+        # by node and epoch: a lock, and how many dial or wait to
+        self._dialling: dict[tuple[str, int], tuple[threading.Lock, int]] = {}
         self._peers: dict[tuple[str, int], SocketPeer] = {}
         self._ended_peers: list[SocketPeer] = []
         self._callbacks: list[PeerGone] = []
@@ -313,15 +315,30 @@ class Endpoint(TransferEndpoint):
                 f"the peer speaks protocol {address.protocol}, we speak {PROTOCOL}",
                 node=address.node,
             )
+        with self._turn_to_dial(address, timeout_s):
+            return self._cached(address) or self._open(address, timeout_s)
+
+    @contextmanager
+    def _turn_to_dial(
+        self, address: EndpointAddress, timeout_s: float
+    ) -> Generator[None]:
+        """One at a time for each peer; nothing is kept of those dialled in vain."""
         key = (address.node, address.epoch)
         with self._lock:
-            turn = self._dialling.setdefault(key, threading.Lock())
-        if not turn.acquire(timeout=timeout_s):
-            raise TimedOut(f"no answer within {timeout_s:g} s", node=address.node)
+            turn, users = self._dialling.get(key, (threading.Lock(), 0))
+            self._dialling[key] = (turn, users + 1)
+        mine = turn.acquire(timeout=timeout_s)
         try:
-            return self._cached(address) or self._open(address, timeout_s)
+            if not mine:
+                raise TimedOut(f"no answer within {timeout_s:g} s", node=address.node)
+            yield
         finally:
-            turn.release()
+            if mine:
+                turn.release()
+            with self._lock:
+                turn, users = self._dialling.pop(key)
+                if users > 1:
+                    self._dialling[key] = (turn, users - 1)
 
     def on_peer_gone(self, callback: PeerGone) -> None:
         """See ``TransferEndpoint.on_peer_gone``."""
@@ -378,7 +395,6 @@ class Endpoint(TransferEndpoint):
                 del self._peers[key]
             if not self._closed:
                 self._ended_peers.append(peer)
-            self._dialling.pop(key, None)
 
     def _peer_gone(self, node: str, epoch: int) -> None:
         loop = self._loop
