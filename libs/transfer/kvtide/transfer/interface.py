@@ -1,16 +1,27 @@
 """The seam: what an endpoint and a peer do, whatever carries the bytes.
 
-Rules of ownership, for every transport:
+Rules of ownership and completion, for every transport:
 
 - The target of a read and the source of a write belong to the transfer from the
   call until the transfer has ended: ``await`` returned or raised, ``done()`` is
-  true, or ``wait_blocking`` returned. Cancelling does not end a transfer at once:
-  a cancelled read's target is free only when the reads under way have ended, and
-  only then does the awaiting side see ``Cancelled``.
+  true, or ``wait_blocking`` returned its result. Until then a source must not change,
+  even if its bytes may have left already: they may have to be sent again. From then
+  on it may be changed, reused or freed at once.
+- Cancelling does not end a transfer at once, nor does its deadline: a cancelled read's
+  target is free only when the reads under way have ended, and only then does the
+  awaiting side see ``Cancelled``. ``wait_blocking`` with a time of its own may give up
+  before: then ``done()`` is false, and the memory is still the transfer's.
 - When a read has ended without error every byte is in the caller's memory, visible
   to all its threads, and its checksum is of that memory.
-- When a write has ended without error the owner has every byte, checksum compared.
-- After an error the content of a read's targets is undefined.
+- When a write has ended without error the owner has every byte, checksum compared,
+  visible to all its threads and to peers that read from then on.
+- After an error the content of a read's targets is undefined. After an error of a write
+  its ranges at the owner are undefined too, each byte old or new, and they may still
+  change until the owner has noticed: write elsewhere, or have the owner deregister.
+- Transfers have no order among each other, nor slices of one. Bytes that somebody
+  changes while they are read arrive old or new, byte by byte; over a network that may
+  end in ``Corrupt``. Who needs more reads only what its owner has finished.
+- A message that rides with a transfer comes after its bytes, never before.
 """
 
 from abc import ABC, abstractmethod
@@ -238,7 +249,10 @@ class TransferEndpoint(ABC):
     async def deregister(self, region: Region) -> None:
         """End access: waits until peers' accesses under way have ended.
 
-        New accesses are denied at once. Views in this process stay valid.
+        New accesses are denied at once; peers that have mapped shared memory hear of it
+        a moment later and until then use old memory, which is not used again. Views in
+        this process stay valid. From the return on no peer reaches registered memory,
+        by the network or a device: it may be freed.
         """
 
     @abstractmethod
