@@ -9,6 +9,7 @@ Prints "= operation bytes GB/s"; the engine's own log is on standard error.
 # ruff: noqa: D103
 
 import multiprocessing
+import socket
 import sys
 import time
 
@@ -18,9 +19,14 @@ from mooncake.engine import TransferEngine
 ARENA_BYTES = 256 << 20
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
 def target(ready) -> None:  # noqa: ANN001
     engine = TransferEngine()
-    engine.initialize("127.0.0.1:17811", "P2PHANDSHAKE", "tcp", "")
+    engine.initialize(f"127.0.0.1:{free_port()}", "P2PHANDSHAKE", "tcp", "")
     arena = np.ones(ARENA_BYTES, dtype=np.uint8)
     engine.register_memory(arena.ctypes.data, arena.nbytes)
     ready.put((engine.get_rpc_port(), arena.ctypes.data))
@@ -34,7 +40,7 @@ def main() -> None:
     peer.start()
     port, remote = ready.get()
     engine = TransferEngine()
-    engine.initialize("127.0.0.1:17812", "P2PHANDSHAKE", "tcp", "")
+    engine.initialize(f"127.0.0.1:{free_port()}", "P2PHANDSHAKE", "tcp", "")
     arena = np.ones(ARENA_BYTES, dtype=np.uint8)
     engine.register_memory(arena.ctypes.data, arena.nbytes)
     session = f"127.0.0.1:{port}"
