@@ -1,5 +1,7 @@
 """How much memory the arena may have, and how it gives some back."""
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from kvtide.store.arena import Arena, arena_bytes
 from kvtide.store.eviction import Policy
 from kvtide.store.host import HostReading, HostRules, arena_limit
 from kvtide.store.host_reading import HostMemory
+from kvtide.store.host_watch import HostWatch
 from kvtide.store.setting_rules import host_rules, store_rules
 from kvtide.store.settings import StoreSettings
 from kvtide.store.slots import SlotTable
@@ -169,3 +172,35 @@ async def test_real_memory_goes_back_to_the_host_and_comes_again(
             pass
         assert resident() == table.backed_bytes > 7 << 20
         await arena.close()
+
+
+class Steps(SystemClock):
+    """Between two readings one step happens; after the last the watch ends."""
+
+    def __init__(self, *steps: Callable[[], None]) -> None:
+        self.steps = list(steps)
+
+    async def sleep(self, seconds: float) -> None:
+        if not self.steps:
+            raise asyncio.CancelledError
+        self.steps.pop(0)()
+
+
+async def test_the_watch_says_what_is_news(tmp_path: Path) -> None:
+    host(tmp_path, available_kib=8 << 20)
+    backed, limits = [GIB], list[int]()
+
+    def limit(limit_bytes: int) -> None:
+        limits.append(limit_bytes)
+        backed[0] = min(backed[0], limit_bytes)
+
+    steps = Steps(
+        lambda: None,
+        lambda: host(tmp_path, available_kib=512 << 10),
+        lambda: None,
+        lambda: host(tmp_path, available_kib=8 << 20),
+    )
+    watch = HostWatch(steps, HostMemory(tmp_path), RULES, every_s=1.0)
+    with pytest.raises(asyncio.CancelledError):
+        await watch.run(4 * GIB, lambda: backed[0], limit)
+    assert limits == [GIB // 2, GIB // 4, 4 * GIB]

@@ -30,7 +30,7 @@ class HostWatch:
         backed_bytes: Callable[[], int],
         limit: Callable[[int], None],
     ) -> None:
-        """Say ``limit`` how much memory the arena may have, when that is news.
+        """Say ``limit`` how much memory the arena may have, while that is news.
 
         ``backed_bytes`` is how much it has. Ends by being cancelled.
         """
@@ -41,7 +41,7 @@ class HostWatch:
             wanted = arena_limit(
                 self._rules, reading, backed_bytes=backed, arena_bytes=arena_bytes
             )
-            if wanted != said:
+            if wanted != said or wanted < backed:
                 limit(wanted)
                 said = wanted
             if (wanted < backed) is not short:
