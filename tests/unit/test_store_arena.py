@@ -10,11 +10,17 @@ from prometheus_client import CollectorRegistry
 
 from kvtide.bus.messages import StoreLoad
 from kvtide.runtime import ConfigError, SystemClock
-from kvtide.store.arena import DEFAULT_LIMIT_BYTES, Arena, arena_bytes, free_bytes
+from kvtide.store.arena import (
+    DEFAULT_LIMIT_BYTES,
+    Arena,
+    arena_bytes,
+    free_bytes,
+    note_huge_pages,
+)
 from kvtide.store.metrics import StoreMetrics
 from kvtide.store.slots import SlotTable
 from kvtide.store.tally import Tally
-from kvtide.transfer import Endpoint
+from kvtide.transfer import Endpoint, huge_pages
 
 
 def test_the_size_is_what_was_set_in_whole_pages(tmp_path: Path) -> None:
@@ -76,9 +82,18 @@ def test_metrics_show_the_account_and_the_tally() -> None:
 @pytest.fixture
 def small_tmpfs(tmp_path: Path) -> Generator[Path]:
     """Shared memory of 4 MiB."""
-    folder = tmp_path / "shm"
+    yield from _tmpfs(tmp_path / "shm", "size=4m")
+
+
+@pytest.fixture
+def huge_tmpfs(tmp_path: Path) -> Generator[Path]:
+    """Shared memory of 16 MiB that has huge pages for who asks."""
+    yield from _tmpfs(tmp_path / "huge", "size=16m,huge=advise")
+
+
+def _tmpfs(folder: Path, options: str) -> Generator[Path]:
     folder.mkdir()
-    mount = ["/bin/mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    mount = ["/bin/mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
     if os.geteuid() != 0 or _status(*mount) != 0:
         pytest.skip("only root may mount, and not everywhere")
     yield folder
@@ -122,4 +137,31 @@ async def test_where_others_filled_the_shared_memory_there_is_no_room(
         table.back_again()
         assert fill() > 0
         assert table.counts().total == 12
+        await arena.close()
+
+
+async def test_huge_pages_are_taken_where_the_mount_leaves_it_to_us(
+    huge_tmpfs: Path, small_tmpfs: Path
+) -> None:
+    assert huge_pages(small_tmpfs) == "never"
+    assert huge_pages(huge_tmpfs) == "advise"
+    async with Endpoint(
+        node="store",
+        epoch=1,
+        secret=b"s" * 32,
+        clock=SystemClock(),
+        shm_dir=huge_tmpfs,
+    ) as endpoint:
+        arena = Arena(endpoint, 12 << 20)
+        path = huge_tmpfs / arena.readable().shm_name
+        assert path.stat().st_blocks == 0
+        assert arena.back(4096, 5 << 20)
+        assert path.stat().st_blocks * 512 >= 5 << 20
+        assert arena.view[4096] == 0
+        (huge_tmpfs / "of others").write_bytes(bytes(8 << 20))
+        assert not arena.back(6 << 20, 6 << 20)
+        arena.give_back(0, 12 << 20)
+        assert path.stat().st_blocks * 512 < 2 << 20
+        note_huge_pages(huge_tmpfs)
+        note_huge_pages(small_tmpfs)
         await arena.close()

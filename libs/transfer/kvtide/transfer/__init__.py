@@ -43,7 +43,7 @@ from kvtide.transfer.memory_peer import Fault, FaultPlan
 from kvtide.transfer.metrics import PrometheusObserver
 from kvtide.transfer.peer import SocketPeer
 from kvtide.transfer.regions import Region
-from kvtide.transfer.shm import shm_host, sweep_shm
+from kvtide.transfer.shm import huge_pages, shm_host, sweep_shm
 from kvtide.transfer.tls import TlsFiles
 from kvtide.transfer.topology import Topology
 from kvtide.transfer.transfer import Transfer
@@ -89,6 +89,7 @@ __all__ = [
     "TransferResult",
     "Unreachable",
     "WriteSlice",
+    "huge_pages",
     "shm_host",
     "sweep_shm",
 ]

@@ -7,6 +7,7 @@ every owner looks dead, still leaves it alone.
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import mmap
@@ -18,6 +19,8 @@ from pathlib import Path
 
 from kvtide.transfer.errors import Refused, Unreachable
 
+_MOUNTS = Path("/proc/self/mountinfo")
+_MADV_POPULATE_WRITE = 23
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAME = re.compile(r"kvtide-([0-9a-f]{8})-(\d{1,10})-(\d{1,20})-[0-9a-f]{16}")
 
@@ -58,10 +61,26 @@ class SharedFile:
     fd: int
     mapping: mmap.mmap
     path: Path
+    advised_huge: bool = False
 
     def commit(self, offset: int, length: int) -> None:
         """Have real memory behind a range; raises OSError when there is none."""
-        os.posix_fallocate(self.fd, offset, length)
+        if not (self.advised_huge and self._populate(offset, length)):
+            os.posix_fallocate(self.fd, offset, length)
+
+    def _populate(self, offset: int, length: int) -> bool:
+        """As ``commit``, through the mapping; false: the kernel is too old for it.
+
+        A file is filled with small pages where the mount leaves it to ``madvise``.
+        """
+        start = offset - offset % mmap.PAGESIZE
+        try:
+            self.mapping.madvise(_MADV_POPULATE_WRITE, start, offset + length - start)
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                return False
+            raise OSError(errno.ENOSPC, "the shared memory is full") from error
+        return True
 
     def release(self, offset: int, length: int) -> None:
         """Give the memory behind a range of whole pages back; it reads as zeros."""
@@ -95,7 +114,8 @@ def create(shm_dir: Path, length: int) -> SharedFile:
                 os.close(fd)
                 continue
             os.ftruncate(fd, length)
-            return SharedFile(path.name, fd, mmap.mmap(fd, length), path)
+            mapping = mmap.mmap(fd, length)
+            return SharedFile(path.name, fd, mapping, path, _advise(mapping, shm_dir))
         except BlockingIOError:
             os.close(fd)
         except BaseException:
@@ -104,6 +124,34 @@ def create(shm_dir: Path, length: int) -> SharedFile:
             raise
     message = f"files in {shm_dir} are swept away as fast as they are made"
     raise OSError(11, message)
+
+
+def huge_pages(shm_dir: Path) -> str:
+    """The ``huge=`` option of the directory's mount: whether it has huge pages.
+
+    ``never`` where it is not set or can't be known.
+    """
+    device = shm_dir.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with contextlib.suppress(OSError):
+        for line in _MOUNTS.read_text(errors="replace").splitlines():
+            words = line.split()
+            if words[2] == number:
+                options = words[-1].split(",")
+                found = [text for text in options if text.startswith("huge=")]
+                return found[0].removeprefix("huge=") if found else "never"
+    return "never"
+
+
+def _advise(mapping: mmap.mmap, shm_dir: Path) -> bool:
+    """Ask for huge pages where the mount leaves it to us; whether it does."""
+    if huge_pages(shm_dir) != "advise":
+        return False
+    try:
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:
+        return False
+    return True
 
 
 def _fresh_name() -> str:

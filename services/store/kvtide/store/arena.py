@@ -12,6 +12,7 @@ from kvtide.transfer import (
     RegionHandle,
     TransferEndpoint,
     TransferError,
+    huge_pages,
 )
 
 log = structlog.get_logger("kvtide.store")
@@ -61,6 +62,21 @@ def arena_bytes(
             key="dram_bytes",
         )
     return size
+
+
+def note_huge_pages(shm_dir: Path | None) -> None:
+    """Say, once, whether the arena has huge pages; what to do if it has none."""
+    if shm_dir is None:
+        return
+    option = huge_pages(shm_dir)
+    if option == "never":
+        log.info(
+            "arena_without_huge_pages",
+            shm_dir=str(shm_dir),
+            advice=f"mount -o remount,huge=advise {shm_dir}",
+        )
+    else:
+        log.info("arena_with_huge_pages", shm_dir=str(shm_dir), option=option)
 
 
 class Arena:

@@ -35,7 +35,7 @@ from kvtide.catalog import Change
 from kvtide.kv import BlockKey, Located, NodeId, NodeRef, Role
 from kvtide.pool import Ledger, PoolLimits, Stager
 from kvtide.runtime import TaskScope
-from kvtide.store.arena import Arena, arena_bytes
+from kvtide.store.arena import Arena, arena_bytes, note_huge_pages
 from kvtide.store.draining import Drainer
 from kvtide.store.events import (
     ConnectionGone,
@@ -124,6 +124,7 @@ class StoreService:
         available = memory.read().available_bytes
         length = arena_bytes(settings.dram_bytes, settings.shm_dir, available)
         self._arena = arena = Arena(node.endpoint, length)
+        note_huge_pages(settings.shm_dir)
         self._verifier = Verifier(
             self._arena.view,
             node.clock,
