@@ -21,18 +21,17 @@ class DecodeScores:
     def of(cls, ask: Ask, workers: DecodeColumns, seeds: CostSeeds) -> "DecodeScores":
         """For one request at each worker."""
         running = np.maximum(0.0, workers.running + workers.coming)
-        share = (workers.ahead + 1) / np.maximum(running, 1e-300)
-        share = np.where(running > 0, share, workers.ahead)
-        step_ms = np.where(workers.step_ms > 0, workers.step_ms, seeds.step_ms)
-        plain_ms = step_ms * (1 + seeds.join_share * share)
-        rows = np.maximum(0.0, running + workers.ahead) + 1
-        kv_tokens = np.maximum(0.0, workers.kv_tokens + workers.coming_kv_tokens)
-        fitted_ms = (
-            workers.fixed_ms
-            + workers.row_ms * rows
-            + workers.pair_ms * (kv_tokens + ask.prompt_tokens)
-        )
-        tbt_ms = np.where(np.isnan(workers.fixed_ms), plain_ms, fitted_ms)
+        unfitted = np.isnan(workers.fixed_ms)
+        tbt_ms = _plain_ms(workers, running, seeds)
+        if not unfitted.all():
+            rows = np.maximum(0.0, running + workers.ahead) + 1
+            kv_tokens = np.maximum(0.0, workers.kv_tokens + workers.coming_kv_tokens)
+            fitted_ms = (
+                workers.fixed_ms
+                + workers.row_ms * rows
+                + workers.pair_ms * (kv_tokens + ask.prompt_tokens)
+            )
+            tbt_ms = np.where(unfitted, tbt_ms, fitted_ms)
         limited = workers.capacity > 0
         full = limited & (workers.kv_tokens + ask.reserved_tokens > workers.capacity)
         answer_ms = (ask.answer_tokens or seeds.answer_tokens) * tbt_ms
@@ -55,6 +54,14 @@ class DecodeScores:
             if len(left) == 1:
                 break
         return int(left[0])
+
+
+def _plain_ms(workers: DecodeColumns, running: Floats, seeds: CostSeeds) -> Floats:
+    """The pace where no curve was fitted."""
+    share = (workers.ahead + 1) / np.maximum(running, 1e-300)
+    share = np.where(running > 0, share, workers.ahead)
+    step_ms = np.where(workers.step_ms > 0, workers.step_ms, seeds.step_ms)
+    return step_ms * (1 + seeds.join_share * share)
 
 
 def best_by_host(host: Ints, pace: Floats, hosts: int) -> Ints:

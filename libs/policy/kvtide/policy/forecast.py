@@ -55,8 +55,8 @@ class DecodeForecast:
         prediction: Prediction,
         lengths: AnswerLengths | None = None,
         *,
-        bucket_s: float = 0.5,
-        buckets: int = 240,
+        bucket_s: float = 1.0,
+        buckets: int = 128,
     ) -> None:
         """``lengths`` is the caller's, who feeds it."""
         self._prediction = prediction
@@ -124,9 +124,13 @@ class DecodeForecast:
         last = max(first, int((start_s + life_s) / self._bucket_s) - self._now)
         first, last = min(first, self._buckets - 1), min(last, self._buckets - 1)
         when = (self._now + np.arange(first, last + 1)) % self._buckets
-        then = self._table[:2, when].mean(axis=1)[:, workers]
-        present = self._table[:2, now] + self._table[2:, now]
-        change = then - present[:, workers]
+        then = self._table[:2, when[0]].copy()
+        for at in when[1:]:
+            then += self._table[:2, at]
+        then /= len(when)
+        then -= self._table[:2, now]
+        then -= self._table[2:, now]
+        change = then.take(workers, axis=1, mode="clip")
         return Coming(change[0], change[1])
 
     def calm_ms(self, workers: Ints, now_s: float, share: float) -> float | None:

@@ -13,6 +13,7 @@ from kvtide.policy.curves import CostSeeds
 from kvtide.policy.spreading import Option
 from kvtide.policy.views import Ask
 
+_LEAST_RATE = 1e-300
 _NONE = 4
 """The grade of what isn't there. Grades below: bit 0 is SSD, bit 1 is a hint."""
 
@@ -60,12 +61,14 @@ class HeldRuns:
         order = np.argsort(-slows[self._grade], kind="stable")
         grades[block[order], self._place[host[order]]] = self._grade[order]
         starts, self.counts = _runs(grades)
-        slow = slows[grades[starts]]
+        self.ends = np.array([*starts, sum(self.counts)], dtype=np.int64)
         self._flows = 1 + outflows[hosts]
         self._slows = slows
-        self._slow = np.hstack((slow, np.full((len(slow), 1), np.inf)))
+        self._slow = np.full((len(starts), len(hosts) + 1), np.inf)
+        self._slow[:, :-1] = slows[grades[starts]]
         self._rate = np.zeros_like(self._slow)
-        self._rate[:, :-1] = 1 / (slow * self._flows)
+        self._rate[:, :-1] = 1 / (self._slow[:, :-1] * self._flows)
+        self._total = self._rate.sum(axis=1)[:, None]
 
     def __len__(self) -> int:
         """Runs."""
@@ -73,22 +76,27 @@ class HeldRuns:
 
     def places(self, host: Ints) -> Ints:
         """Each host's place. One without a name shares memory with nobody."""
-        return np.where(host == NO_HOST, self._slow.shape[1] - 1, self._place[host])
+        places = self._place.take(host)
+        places[host == NO_HOST] = self._slow.shape[1] - 1
+        return places
 
-    def near_ms(self, loaders: LoaderColumns) -> Floats:
+    def near_ms(self, loaders: LoaderColumns, places: Ints) -> Floats:
         """One block of each run from the loader's own host."""
-        slow = self._slow[:, self.places(loaders.host)]
-        return self._block_ms(loaders.near_byte_ms * slow)
+        slow = self._slow.take(places, axis=1)
+        slow *= loaders.near_byte_ms
+        return self._block_ms(slow)
 
-    def far_ms(self, loaders: LoaderColumns) -> Floats:
+    def far_ms(self, loaders: LoaderColumns, places: Ints) -> Floats:
         """One block of each run from all other hosts that hold it, at once."""
-        total = self._rate.sum(axis=1)[:, None]
-        rate = total - self._rate[:, self.places(loaders.host)]
-        # what is left of a sum that had only one part
-        rate[rate < total * 1e-12] = 0.0
-        with np.errstate(divide="ignore"):
-            shared = np.maximum(1 + loaders.inflows, 1 / rate)
-        return self._block_ms(loaders.far_byte_ms * shared)
+        rate = self._rate.take(places, axis=1)
+        np.subtract(self._total, rate, out=rate)
+        # what is left of a sum that had only one part is nothing
+        np.maximum(rate, _LEAST_RATE, out=rate)
+        rate[rate < self._total * 1e-12] = _LEAST_RATE
+        np.reciprocal(rate, out=rate)
+        np.maximum(rate, 1 + loaders.inflows, out=rate)
+        rate *= loaders.far_byte_ms
+        return self._block_ms(rate)
 
     def from_ms(self, loaders: LoaderColumns, place: int) -> Floats:
         """One block of each run from one other host; for ever where it has it not."""
@@ -100,7 +108,7 @@ class HeldRuns:
     def held(self, places: Ints) -> Ints:
         """How many of the first runs each place holds."""
         there = np.isfinite(self._slow[:, places])
-        return np.logical_and.accumulate(there, axis=0).sum(axis=0)
+        return np.logical_and.accumulate(there, axis=0).sum(axis=0, dtype=np.int64)
 
     def longest(self) -> int | None:
         """The place with the longest prefix, the first of equals."""
@@ -118,7 +126,7 @@ class HeldRuns:
         all others, or from the place ``only`` alone.
         """
         rows = self._rows[self._holdings.block[self._rows] < blocks]
-        run = np.repeat(np.arange(len(self)), self.counts)[self._holdings.block[rows]]
+        run = np.searchsorted(self.ends, self._holdings.block[rows], side="right") - 1
         place = self._place[self._holdings.host[rows]]
         grade = self._holdings.ssd[rows] + 2 * self._holdings.hint[rows]
         local = place == own
@@ -134,7 +142,9 @@ class HeldRuns:
         return [[each[host] for host in sorted(each)] for each in found]
 
     def _block_ms(self, byte_ms: Floats) -> Floats:
-        return self._block_bytes * byte_ms + self._overhead_ms
+        byte_ms *= self._block_bytes
+        byte_ms += self._overhead_ms
+        return byte_ms
 
 
 def _slowness(seeds: CostSeeds) -> Floats:
@@ -143,10 +153,13 @@ def _slowness(seeds: CostSeeds) -> Floats:
     return np.array([1.0, ssd, hint, ssd * hint, np.inf])
 
 
-def _runs(grades: NDArray[np.uint8]) -> tuple[Ints, Ints]:
+def _runs(grades: NDArray[np.uint8]) -> tuple[list[int], list[int]]:
     """Where runs of equal rows start and how long they are, up to a row of nothing."""
     held = (grades != _NONE).any(axis=1)
     usable = len(held) if held.all() else int(np.argmin(held))
-    changes = (grades[1:usable] != grades[: max(0, usable - 1)]).any(axis=1)
-    starts = np.flatnonzero(np.concatenate(([usable > 0], changes)))
-    return starts, np.diff(np.append(starts, usable))
+    if not usable:
+        return [], []
+    changes = (grades[1:usable] != grades[: usable - 1]).any(axis=1)
+    starts = [0, *(changes.nonzero()[0] + 1).tolist()]
+    ends = [*starts[1:], usable]
+    return starts, [end - start for start, end in zip(starts, ends, strict=True)]

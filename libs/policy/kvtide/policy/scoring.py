@@ -1,6 +1,7 @@
 """Placement of a request among thousands of workers: ``readable`` in columns."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -41,9 +42,8 @@ from kvtide.policy.views import Ask
 
 @dataclass(frozen=True, slots=True)
 class _Plans:
-    """How much each loader loads; ``loads_ms`` is what a block of each run takes it."""
+    """How much each loader loads; ``near``: which runs it loads from its own host."""
 
-    loads_ms: Floats
     near: Flags
     only: int | None
     blocks: Ints
@@ -96,7 +96,7 @@ class ColumnPolicy:
         order = self._order(ask, scores, plans, len(fleet.prefills.refs))
         if not len(order):
             return no_prefill()
-        ranking = self._ranking(ask, fleet, scores, plans, order)
+        ranking = _ranking(ask, fleet, scores, plans, order)
         refusal = too_much(ask, ranking, self.targets)
         if refusal is not None:
             return refusal
@@ -138,28 +138,25 @@ class ColumnPolicy:
         far = near / seeds.remote_share
         direct = (decode_host, 0.0, 0.0, token_ms, 0.0, 0.0, near, far)
         return LoaderColumns(
-            *(
-                np.append(column, one)
-                for column, one in zip(columns, direct, strict=True)
-            )
+            *(_longer(column, one) for column, one in zip(columns, direct, strict=True))
         )
 
     def _plans(self, ask: Ask, loaders: LoaderColumns, runs: HeldRuns) -> _Plans:
-        near_ms = runs.near_ms(loaders)
+        places = runs.places(loaders.host)
+        near_ms = runs.near_ms(loaders, places)
         only: int | None = None
         if self.rules.reuse is ReuseRule.CHEAPEST:
-            far_ms = runs.far_ms(loaders)
+            far_ms = runs.far_ms(loaders, places)
             near = near_ms <= far_ms
-            loads_ms = np.where(near, near_ms, far_ms)
+            loads_ms = np.minimum(near_ms, far_ms)
             taken = None
         else:
-            places = runs.places(loaders.host)
             taken = runs.held(places)
             near = np.arange(len(runs))[:, None] < taken
             loads_ms = near_ms
             only = runs.longest()
             if self.rules.reuse is ReuseRule.RATIO and only is not None:
-                ends = np.concatenate(([0], np.cumsum(runs.counts)))
+                ends = runs.ends
                 far = int(runs.held(np.array([only]))[0])
                 fetch = ends[far] > self.rules.balancing_ratio * ends[taken]
                 taken = np.where(fetch, far, taken)
@@ -177,29 +174,32 @@ class ColumnPolicy:
         taken: Ints | None,
     ) -> _Plans:
         """The time of each plan (a row more than runs), and each loader's choice."""
-        ends = np.concatenate(([0], np.cumsum(runs.counts)))
+        ends = runs.ends
         hits = ends * ask.block_tokens
         rest = np.maximum(0, ask.kv_tokens - hits)
         pairs = rest * (rest + 2 * hits + 1) / 2
-        compute_ms = (
-            loaders.fixed_ms * (rest > 0)[:, None]
-            + loaders.token_ms * rest[:, None]
-            + loaders.pair_ms * pairs[:, None]
-        )
+        compute_ms = rest[:, None] * loaders.token_ms
+        compute_ms += pairs[:, None] * loaders.pair_ms
+        compute_ms[rest > 0] += loaders.fixed_ms
         transfer_ms = np.zeros_like(compute_ms)
-        if len(runs):
-            np.cumsum(loads_ms * runs.counts[:, None], axis=0, out=transfer_ms[1:])
-            transfer_ms[1:] += loaders.load_fixed_ms
+        load_ms = loaders.load_fixed_ms
+        for run, count in enumerate(runs.counts):
+            load_ms = load_ms + loads_ms[run] * count
+            transfer_ms[run + 1] = load_ms
         made_ms = transfer_ms + compute_ms
         if self.seeds.overlap_share:
             hidden_ms = np.minimum(transfer_ms, compute_ms)
             made_ms -= self.seeds.overlap_share * hidden_ms
         if taken is None:
             # of equals the one that loads most
-            taken = len(runs) - np.argmin(made_ms[::-1], axis=0)
+            taken = np.zeros(len(loaders.host), dtype=np.int64)
+            least_ms = made_ms[0].copy()
+            for run in range(1, len(made_ms)):
+                better = made_ms[run] <= least_ms
+                taken[better] = run
+                np.minimum(least_ms, made_ms[run], out=least_ms)
         each = np.arange(len(loaders.host))
         return _Plans(
-            loads_ms=loads_ms,
             near=near,
             only=only if self.rules.reuse is ReuseRule.RATIO else None,
             blocks=ends[taken],
@@ -297,38 +297,51 @@ class ColumnPolicy:
     def _answer_tokens(self, ask: Ask) -> float:
         return ask.answer_tokens or self.seeds.answer_tokens
 
-    # ---- what is shown
 
-    def _ranking(
-        self, ask: Ask, fleet: Fleet, scores: _Scores, plans: _Plans, order: Ints
-    ) -> Ranking:
-        shown = order[:EXPLAINED_CANDIDATES]
-        estimates = tuple(
-            self._estimate(ask, fleet, scores, plans, int(row)) for row in shown
-        )
-        rest = np.sort(scores.ttft_ms[order[EXPLAINED_CANDIDATES:]])
-        summary = None
-        if rest.size:
-            middle = float(rest[rest.size // 2])
-            summary = RestSummary(rest.size, float(rest[0]), middle, float(rest[-1]))
-        return Ranking(estimates, len(order), summary)
+def _ranking(
+    ask: Ask, fleet: Fleet, scores: _Scores, plans: _Plans, order: Ints
+) -> Ranking:
+    shown = order[:EXPLAINED_CANDIDATES]
+    estimates = _estimates(ask, fleet, scores, plans, shown)
+    rest = np.sort(scores.ttft_ms[order[EXPLAINED_CANDIDATES:]])
+    summary = None
+    if rest.size:
+        middle = float(rest[rest.size // 2])
+        summary = RestSummary(rest.size, float(rest[0]), middle, float(rest[-1]))
+    return Ranking(estimates, len(order), summary)
 
-    def _estimate(
-        self, ask: Ask, fleet: Fleet, scores: _Scores, plans: _Plans, row: int
-    ) -> Estimate:
-        decode = fleet.decodes.refs[int(scores.decode[row])]
+
+def _estimates(
+    ask: Ask, fleet: Fleet, scores: _Scores, plans: _Plans, rows: Ints
+) -> tuple[Estimate, ...]:
+    """Those candidates as people see them."""
+    figures = zip(
+        rows.tolist(),
+        scores.decode[rows].tolist(),
+        plans.blocks[rows].tolist(),
+        scores.queue_ms[rows].tolist(),
+        plans.transfer_ms[rows].tolist(),
+        plans.compute_ms[rows].tolist(),
+        scores.ttft_ms[rows].tolist(),
+        scores.tbt_ms[rows].tolist(),
+        scores.wait_ms[rows].tolist(),
+        strict=True,
+    )
+    estimates: list[Estimate] = []
+    for row, partner, blocks, *times_ms in figures:
+        decode = fleet.decodes.refs[partner]
         prefill = _prefill(fleet.prefills, row) or decode
-        return Estimate(
-            prefill=prefill.node,
-            decode=decode.node,
-            hit_tokens=int(plans.blocks[row]) * ask.block_tokens,
-            queue_ms=float(scores.queue_ms[row]),
-            transfer_ms=float(plans.transfer_ms[row]),
-            prefill_ms=float(plans.compute_ms[row]),
-            ttft_ms=float(scores.ttft_ms[row]),
-            tbt_ms=float(scores.tbt_ms[row]),
-            wait_ms=float(scores.wait_ms[row]),
-        )
+        hit_tokens = blocks * ask.block_tokens
+        estimates.append(Estimate(prefill.node, decode.node, hit_tokens, *times_ms))
+    return tuple(estimates)
+
+
+def _longer(column: Floats | Ints, one: float) -> Any:
+    """The column with one value more."""
+    longer = np.empty(len(column) + 1, dtype=column.dtype)
+    longer[:-1] = column
+    longer[-1] = one
+    return longer
 
 
 def _prefill(prefills: PrefillColumns, row: int) -> NodeRef | None:

@@ -18,7 +18,7 @@ from kvtide.conductor.commands import Announce, Answer, Command, RecordDecision
 from kvtide.conductor.reducers.answers import Answers, Asked
 from kvtide.conductor.reducers.bookings import Booking, Bookings
 from kvtide.conductor.reducers.explanations import Explanations
-from kvtide.conductor.reducers.fleet import FleetTable, ModelRows
+from kvtide.conductor.reducers.fleet import FleetTable, ModelRows, start_ms
 from kvtide.conductor.reducers.limits import TenantLimits
 from kvtide.conductor.reducers.membership import Line, Membership
 from kvtide.conductor.reducers.outlook import Outlook
@@ -31,6 +31,7 @@ from kvtide.policy import (
     Bottleneck,
     ColumnPolicy,
     Estimate,
+    Fleet,
     Placement,
     RankRule,
     Refusal,
@@ -180,14 +181,14 @@ class Admission:
         known, policy = self._known, self._policy
         holdings = known.sight.holdings(admit.keys)
         held_tokens = holdings.blocks * ask.block_tokens
-        start_ms = known.fleet.start_ms(rows, ask.kv_tokens - held_tokens)
+        prefills = known.fleet.prefills(rows, known.outlook.inflows(rows, now_s))
         life_tokens = 0.0
         if policy.rules.rank is RankRule.COMPLETION:
             life_tokens = ask.answer_tokens
-        coming = known.outlook.coming(rows, now_s, start_ms, life_tokens)
-        inflows = known.outlook.inflows(rows, now_s)
-        outflows = known.outlook.outflows(now_s)
-        fleet = known.fleet.fleet(rows, coming, inflows, outflows)
+        begin_ms = start_ms(prefills, ask.kv_tokens - held_tokens)
+        coming = known.outlook.coming(rows, now_s, begin_ms, life_tokens)
+        decodes = known.fleet.decodes(rows, coming)
+        fleet = Fleet(prefills, decodes, known.outlook.outflows(now_s))
         return policy.place(ask, holdings, fleet)
 
     def _calm(

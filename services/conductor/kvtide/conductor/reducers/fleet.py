@@ -14,7 +14,7 @@ from kvtide.conductor.reducers.bookings import Bookings
 from kvtide.conductor.reducers.costs import Costs
 from kvtide.conductor.reducers.membership import Line
 from kvtide.kv import NodeId, NodeRef
-from kvtide.policy import DecodeColumns, Fleet, PrefillColumns
+from kvtide.policy import DecodeColumns, PrefillColumns
 from kvtide.policy.forecast import Coming
 
 Ints = NDArray[np.int64]
@@ -127,53 +127,42 @@ class FleetTable:
             )
         )
 
-    def start_ms(self, rows: ModelRows, new_tokens: int) -> float:
-        """About when decode will begin, if so many tokens have to be computed."""
-        if not rows.prefills.size:
-            return 0.0
-        waiting_ms, tokens, _, token_ms = self._table[:4, rows.prefills]
-        booked_ms = self._table[16, rows.prefills]
-        work_ms = (tokens + max(0, new_tokens)) * token_ms
-        return float((waiting_ms + booked_ms + work_ms).min())
+    def prefills(self, rows: ModelRows, inflows: Floats) -> PrefillColumns:
+        """The prefill workers as a policy looks at them."""
+        table = self._table.take(rows.prefills, axis=1, mode="clip")
+        return PrefillColumns(
+            refs=rows.prefill_refs,
+            node=rows.prefills,
+            host=self._host.take(rows.prefills),
+            waiting_ms=table[0] + table[16],
+            waiting_tokens=table[1],
+            inflows=inflows,
+            fixed_ms=table[2],
+            token_ms=table[3],
+            pair_ms=table[4],
+            load_fixed_ms=table[5],
+            near_byte_ms=table[6],
+            far_byte_ms=table[7],
+        )
 
-    def fleet(
-        self, rows: ModelRows, coming: Coming, inflows: Floats, outflows: Floats
-    ) -> Fleet:
-        """The columns that a policy looks at; ``inflows`` of the prefill workers."""
-        prefills = self._table[:, rows.prefills]
-        decodes = self._table[:, rows.decodes]
-        return Fleet(
-            PrefillColumns(
-                refs=rows.prefill_refs,
-                node=rows.prefills,
-                host=self._host[rows.prefills],
-                waiting_ms=prefills[0] + prefills[16],
-                waiting_tokens=prefills[1],
-                inflows=inflows,
-                fixed_ms=prefills[2],
-                token_ms=prefills[3],
-                pair_ms=prefills[4],
-                load_fixed_ms=prefills[5],
-                near_byte_ms=prefills[6],
-                far_byte_ms=prefills[7],
-            ),
-            DecodeColumns(
-                refs=rows.decode_refs,
-                node=rows.decodes,
-                host=self._host[rows.decodes],
-                running=decodes[8],
-                ahead=decodes[9] + decodes[18],
-                waiting=decodes[9],
-                kv_tokens=decodes[10] + decodes[17],
-                capacity=decodes[11],
-                step_ms=decodes[12],
-                coming=coming.rows,
-                coming_kv_tokens=coming.kv_tokens,
-                fixed_ms=decodes[13],
-                row_ms=decodes[14],
-                pair_ms=decodes[15],
-            ),
-            outflows,
+    def decodes(self, rows: ModelRows, coming: Coming) -> DecodeColumns:
+        """The decode workers as a policy looks at them."""
+        table = self._table.take(rows.decodes, axis=1, mode="clip")
+        return DecodeColumns(
+            refs=rows.decode_refs,
+            node=rows.decodes,
+            host=self._host.take(rows.decodes),
+            running=table[8],
+            ahead=table[9] + table[18],
+            waiting=table[9],
+            kv_tokens=table[10] + table[17],
+            capacity=table[11],
+            step_ms=table[12],
+            coming=coming.rows,
+            coming_kv_tokens=coming.kv_tokens,
+            fixed_ms=table[13],
+            row_ms=table[14],
+            pair_ms=table[15],
         )
 
     # ---- inside
@@ -241,6 +230,14 @@ class FleetTable:
             [self._refs[node] for node in line.prefills],
             [self._refs[node] for node in line.decodes],
         )
+
+
+def start_ms(prefills: PrefillColumns, new_tokens: int) -> float:
+    """About when decode will begin, if so many tokens have to be computed."""
+    if not len(prefills.refs):
+        return 0.0
+    tokens = prefills.waiting_tokens + max(0, new_tokens)
+    return float((prefills.waiting_ms + tokens * prefills.token_ms).min())
 
 
 class _Hosts:
