@@ -32,11 +32,16 @@ class Books:
         self.segments = Segments(rules.capacity_bytes, rules.segment_bytes)
         self._lsn = 0
         self._number = 0
+        self._first_number = 1
 
     def next_number(self) -> int:
         """For an operation of the device."""
         self._number += 1
         return self._number
+
+    def is_current(self, number: int) -> bool:
+        """Whether an operation was begun since all was last forgotten."""
+        return number >= self._first_number
 
     def next_lsn(self) -> int:
         """For a record."""
@@ -98,6 +103,7 @@ class Books:
         while (row := self.entries.coldest()) is not None:
             self.drop(row, reason, now_s)
         self.era += 1
+        self._first_number = self._number + 1
         self.entries = Entries()
         self.segments = Segments(self.rules.capacity_bytes, self.rules.segment_bytes)
 

@@ -12,7 +12,7 @@ from kvtide.bus.messages import StoreLoad
 from kvtide.kv import NodeId, derive_key
 from kvtide.runtime import TaskScope
 from kvtide.store.settings import StoreSettings
-from kvtide.store.ssd.device import DeviceSpec, SsdDevice
+from kvtide.store.ssd.device import FilesSpec, SsdDevice, TierFiles
 from kvtide.store.ssd.events import DeletedSpace, SsdCommand, SsdEvent, TierOpened
 from kvtide.store.ssd.health import TierState
 from kvtide.store.ssd.rules import SsdRules
@@ -99,11 +99,10 @@ class SsdLife:
         if self._settings.ssd_bytes == 0:
             return
         digest = derive_key(self._node.secret, "ssd directory")
-        spec = DeviceSpec(
+        spec = FilesSpec(
             path=ssd_dir(self._settings),
             node=node,
             key_id=int.from_bytes(digest[:8], "little"),
-            read_threads=self._settings.ssd_read_threads,
             deleted=self._deleted,
         )
 
@@ -118,7 +117,14 @@ class SsdLife:
                 )
             tell(event)
 
-        self._device = SsdDevice(spec, arena, self._node.clock, heard, self._seconds)
+        clock = self._node.clock
+        self._device = SsdDevice(
+            TierFiles(spec, arena, clock),
+            clock,
+            heard,
+            read_threads=self._settings.ssd_read_threads,
+            seconds=self._seconds,
+        )
 
     def submit(self, command: SsdCommand) -> None:
         """Have the device do it."""

@@ -13,7 +13,7 @@ from kvtide.store.ssd.format import PAGE_BYTES
 
 MIN_SEGMENTS = 16
 MAX_SEGMENTS = 4096
-MIN_SEGMENT_BYTES = 16 * PAGE_BYTES
+MIN_SEGMENT_BYTES = 4 * PAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)

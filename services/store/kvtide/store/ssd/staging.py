@@ -13,7 +13,7 @@ from kvtide.kv import BlockKey, Located
 from kvtide.store.events import Reply
 from kvtide.store.leases import Held
 from kvtide.store.ssd.books import Books
-from kvtide.store.ssd.events import ReadRecord, RecordDone
+from kvtide.store.ssd.events import DeletedSpace, ReadRecord, RecordDone
 
 MAX_STAGE_KEYS = 8192
 
@@ -258,11 +258,16 @@ class Staging:
             replies += self._answer(waiting)
         return replies
 
-    def delete(self, covers: Callable[[int], bool]) -> None:
-        """Let nothing come of reads of rows for which ``covers`` holds."""
+    def delete(self, deleted: DeletedSpace) -> None:
+        """Give what it covers to nobody any more; who reads it already may go on."""
+        inventory = self._books.inventory
         for loading in self._loading.values():
-            if loading.era == self._books.era and covers(loading.row):
+            if deleted.covers(inventory.space(loading.slot).tags):
                 loading.unwanted = True
+        self._forget_guests()
+        for key, guest in list(self._guests.items()):
+            if deleted.covers(inventory.space(guest.slot).tags):
+                del self._guests[key]
 
     # ---- inside
 

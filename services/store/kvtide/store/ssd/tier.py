@@ -140,7 +140,7 @@ class SsdTier:
             return deleted.covers(spaces[entries.space(row)].tags)
 
         self.demotion.delete(covers)
-        self.staging.delete(covers)
+        self.staging.delete(deleted)
         for row, state in enumerate(entries.state):
             if state == RowState.LIVE and covers(row):
                 books.drop(row, "deleted", now_s)
@@ -195,6 +195,8 @@ class SsdTier:
             return [*replies, *killed]
         if not self.demotion.done(done, now_s):
             self.cleaning.done(done, unreadable)
+        if not self.books.is_current(done.number):
+            return killed
         if done.trouble in (Trouble.UNWRITABLE, Trouble.FULL):
             self.books.tally.ssd_write_errors += 1
             self.health.writes_out(done.reason, now_s)
@@ -205,6 +207,8 @@ class SsdTier:
         return killed
 
     def _unreadable(self, row: int | None, done: RecordDone, now_s: float) -> None:
+        if not self.books.is_current(done.number):
+            return
         tally = self.books.tally
         corrupt = done.trouble is Trouble.CORRUPT
         if corrupt:

@@ -1,0 +1,329 @@
+"""What is done to the tier's files, one command after the other; everything may block.
+
+Safe to use from several threads, but for ``open`` and ``close``.
+"""
+
+import errno
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import assert_never
+
+import structlog
+from xxhash import xxh3_64_intdigest
+
+from kvtide.kv import renewed_header
+from kvtide.runtime import Clock
+from kvtide.store.checks import Verify
+from kvtide.store.ssd.buffers import Buffers, copy
+from kvtide.store.ssd.directory import (
+    Deletions,
+    Directory,
+    read_all,
+    write_all,
+)
+from kvtide.store.ssd.errors import FormatError, WrongDirectory
+from kvtide.store.ssd.events import (
+    DeletedSpace,
+    DropSegment,
+    Found,
+    KillRecord,
+    MoveRecord,
+    NoteDeleted,
+    ReadRecord,
+    RecordDone,
+    SealSegment,
+    SegmentDone,
+    SsdEvent,
+    TierFailed,
+    TierOpened,
+    Trouble,
+    WriteRecord,
+)
+from kvtide.store.ssd.format import FRAME_BYTES, PAGE_BYTES, Frame, check_frame
+from kvtide.store.ssd.scan import Scan
+from kvtide.store.ssd.segments import Place
+from kvtide.store.verify import what_differs
+
+log = structlog.get_logger("kvtide.store")
+
+FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+
+FileCommand = (
+    WriteRecord
+    | MoveRecord
+    | ReadRecord
+    | SealSegment
+    | DropSegment
+    | KillRecord
+    | NoteDeleted
+)
+"""What ``TierFiles.do`` does."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilesSpec:
+    """``deleted`` says what was deleted while this node was down; it may block."""
+
+    path: Path
+    node: str
+    key_id: int
+    deleted: Callable[[], Sequence[DeletedSpace]] = tuple
+
+
+class _Bad(Exception):  # noqa: N818 - inside this module: becomes a Trouble
+    """The bytes are not what they should be."""
+
+
+class _NotRead(Exception):  # noqa: N818 - as above
+    """A record could not be read."""
+
+
+class TierFiles:
+    """See the module. Between ``open`` and ``close`` the directory is locked."""
+
+    def __init__(self, spec: FilesSpec, arena: memoryview, clock: Clock) -> None:
+        """Nothing is opened yet."""
+        self._spec = spec
+        self._arena = arena
+        self._clock = clock
+        self._directory: Directory | None = None
+        self._buffers = Buffers()
+        self._state = threading.Condition()
+        self._copying = 0
+        self._ended = False
+
+    def end_copies(self) -> None:
+        """Write nothing into the arena from now on; waits for copies under way."""
+        with self._state:
+            self._ended = True
+            self._state.wait_for(lambda: self._copying == 0)
+
+    def do(self, command: FileCommand) -> SsdEvent | None:
+        """Do it; the event that answers it, if one does."""
+        match command:
+            case ReadRecord():
+                return self._read(command)
+            case WriteRecord():
+                return self._write(command)
+            case MoveRecord():
+                return self._move(command)
+            case SealSegment() | DropSegment():
+                return self._end_segment(command)
+            case KillRecord():
+                self._kill(command)
+            case NoteDeleted(deleted):
+                self._note(deleted)
+            case _:
+                assert_never(command)
+        return None
+
+    # ---- the directory
+
+    def open(self, say: Callable[[Found], None]) -> TierOpened | TierFailed:
+        """Lock the directory and say what is there; one that was open is let go."""
+        started_s = self._clock.monotonic()
+        self.close()
+        try:
+            spec = self._spec
+            directory = Directory(spec.path, spec.node, spec.key_id)
+            self._directory = directory
+            if not directory.direct:
+                log.warning(
+                    "ssd_buffered",
+                    path=str(spec.path),
+                    reason="this file system has no direct I/O: reads go through the "
+                    "page cache",
+                )
+            deletions = Deletions([*directory.deleted(), *spec.deleted()])
+            scan = Scan(directory, self._buffers, deletions)
+            scan.run(say, lambda: self._ended)
+        except (OSError, WrongDirectory) as error:
+            self.close()
+            return TierFailed(f"{self._spec.path}: {_text(error)}")
+        took_s = self._clock.monotonic() - started_s
+        return TierOpened(scan.torn, took_s, directory.direct)
+
+    def close(self) -> None:
+        """Let go of the directory. Nothing may be under way. Idempotent."""
+        directory, self._directory = self._directory, None
+        if directory is not None:
+            directory.close()
+
+    def _held(self) -> Directory:
+        directory = self._directory
+        if directory is None:
+            raise OSError(errno.EBADF, "the directory is closed")
+        return directory
+
+    def _trouble(self, error: Exception, *, writing: bool) -> tuple[Trouble, str]:
+        """What it means for the tier that an operation failed."""
+        reason = _text(error)
+        if isinstance(error, (_Bad, FormatError)):
+            return Trouble.CORRUPT, reason
+        try:
+            self._held().probe()
+        except OSError as probe_error:
+            return Trouble.GONE, f"{reason}; {_text(probe_error)}"
+        if not writing or isinstance(error, _NotRead):
+            return Trouble.UNREADABLE, reason
+        full = isinstance(error, OSError) and error.errno in FULL_ERRORS
+        return (Trouble.FULL if full else Trouble.UNWRITABLE), reason
+
+    # ---- records
+
+    def _write(self, command: WriteRecord) -> SsdEvent:
+        wanted, place = command.wanted, command.place
+        try:
+            buffer = self._buffers.get(place.length)
+            image = buffer[FRAME_BYTES : FRAME_BYTES + wanted.slot_bytes]
+            copy(image, self._arena[wanted.offset : wanted.offset + wanted.slot_bytes])
+            _check(buffer, wanted)
+            written_ms = int(self._clock.wall() * 1000)
+            self._write_at(place, command.lsn, wanted, written_ms, buffer)
+        except (OSError, _Bad, FormatError) as error:
+            return RecordDone(command.number, *self._trouble(error, writing=True))
+        return RecordDone(command.number)
+
+    def _move(self, command: MoveRecord) -> SsdEvent:
+        try:
+            buffer = self._buffers.get(command.place.length)
+            frame = self._read_at(
+                command.source, command.source_lsn, command.wanted, buffer
+            )
+            self._write_at(
+                command.place, command.lsn, command.wanted, frame.written_ms, buffer
+            )
+        except (OSError, _Bad, _NotRead, FormatError) as error:
+            return RecordDone(command.number, *self._trouble(error, writing=True))
+        return RecordDone(command.number)
+
+    def _read(self, command: ReadRecord) -> SsdEvent:
+        wanted = command.wanted
+        try:
+            buffer = self._buffers.get(command.place.length)
+            self._read_at(command.place, command.lsn, wanted, buffer)
+            start = FRAME_BYTES + wanted.header_bytes
+            header = renewed_header(
+                bytes(buffer[FRAME_BYTES:start]), command.generation
+            )
+            image = buffer[FRAME_BYTES : FRAME_BYTES + wanted.slot_bytes]
+            image[: len(header)] = header
+            self._copy_in(wanted.offset, image)
+        except (OSError, _Bad, _NotRead, FormatError) as error:
+            return RecordDone(command.number, *self._trouble(error, writing=False))
+        return RecordDone(command.number, header_xxh3=xxh3_64_intdigest(header))
+
+    def _copy_in(self, offset: int, image: memoryview) -> None:
+        with self._state:
+            if self._ended:
+                # the arena may be another life's by now
+                raise OSError(errno.ECANCELED, "this life of the store is over")
+            self._copying += 1
+        try:
+            copy(self._arena[offset : offset + len(image)], image)
+        finally:
+            with self._state:
+                self._copying -= 1
+                self._state.notify_all()
+
+    def _write_at(
+        self,
+        place: Place,
+        lsn: int,
+        wanted: Verify,
+        written_ms: int,
+        buffer: memoryview,
+    ) -> None:
+        """Write the image that lies in ``buffer`` as a record."""
+        directory = self._held()
+        end = FRAME_BYTES + wanted.slot_bytes
+        frame = Frame(
+            segment=place.segment,
+            offset=place.offset,
+            lsn=lsn,
+            slot_bytes=wanted.slot_bytes,
+            header_bytes=wanted.header_bytes,
+            written_ms=written_ms,
+        )
+        header = buffer[FRAME_BYTES : FRAME_BYTES + wanted.header_bytes]
+        buffer[:FRAME_BYTES] = frame.encode(header, directory.seed)
+        buffer[end:] = bytes(len(buffer) - end)
+        with directory.segment(place.segment, write=True) as fd:
+            write_all(fd, buffer, place.offset)
+            if place.offset == PAGE_BYTES:
+                directory.begin_segment(fd, place.segment, buffer)
+
+    def _read_at(
+        self, place: Place, lsn: int, wanted: Verify, buffer: memoryview
+    ) -> Frame:
+        """Read and verify a record."""
+        directory = self._held()
+        try:
+            with directory.segment(place.segment) as fd:
+                read_all(fd, buffer[: place.length], place.offset)
+        except OSError as error:
+            raise _NotRead(_text(error)) from error
+        frame = check_frame(
+            buffer, segment=place.segment, offset=place.offset, seed=directory.seed
+        )
+        if frame.lsn != lsn or frame.dead:
+            raise _Bad("another record lies there")
+        _check(buffer, wanted)
+        return frame
+
+    def _kill(self, command: KillRecord) -> None:
+        """Mark a record as dead where it lies."""
+        place = command.place
+        with suppress(OSError, FormatError):
+            directory = self._held()
+            with directory.segment(place.segment, write=True) as fd:
+                buffer = self._buffers.get(place.length)
+                read_all(fd, buffer, place.offset)
+                frame = check_frame(
+                    buffer,
+                    segment=place.segment,
+                    offset=place.offset,
+                    seed=directory.seed,
+                )
+                dead = replace(frame, dead=True)
+                header = buffer[FRAME_BYTES : FRAME_BYTES + frame.header_bytes]
+                buffer[:FRAME_BYTES] = dead.encode(header, directory.seed)
+                write_all(fd, buffer[:PAGE_BYTES], place.offset)
+
+    # ---- segments
+
+    def _end_segment(self, command: SealSegment | DropSegment) -> SsdEvent:
+        number, dropped = command.segment, isinstance(command, DropSegment)
+        try:
+            if isinstance(command, DropSegment):
+                self._held().drop(number)
+            else:
+                buffer = self._buffers.get(PAGE_BYTES)
+                self._held().seal(number, command.tail, buffer)
+        except OSError as error:
+            trouble, reason = self._trouble(error, writing=True)
+            return SegmentDone(number, dropped, trouble, reason)
+        return SegmentDone(number, dropped)
+
+    def _note(self, deleted: DeletedSpace) -> None:
+        try:
+            self._held().note_deleted(deleted)
+        except OSError as error:
+            log.warning("ssd_deletion_not_kept", reason=_text(error))
+
+
+def _check(buffer: memoryview, wanted: Verify) -> None:
+    """Compare the image in a record's buffer with what it must be."""
+    image = replace(wanted, offset=FRAME_BYTES)
+    reason = what_differs(buffer, image)
+    if reason:
+        raise _Bad(reason)
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or repr(error)
