@@ -129,7 +129,9 @@ async def test_frames_that_are_refused(owner: Endpoint) -> None:
         other.channel.close()
         # a declared length beyond the limit
         insider = Insider(owner)
-        head = struct.pack("<4sBBBBIQ", b"KVT1", PROTOCOL, 1, 0, 0, 2**31, 1) + bytes(16)
+        head = struct.pack("<4sBBBBIQ", b"KVT1", PROTOCOL, 1, 0, 0, 2**31, 1) + bytes(
+            16
+        )
         assert insider.send(head) == b""
 
     await asyncio.to_thread(all_of_it)

@@ -254,8 +254,9 @@ class Deletions:
 
 
 def _locked(path: Path) -> int:
+    # not for writing: that would keep a file system from being made read-only
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         if error.errno not in READ_ONLY_ERRORS:
             raise
