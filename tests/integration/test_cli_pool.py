@@ -164,6 +164,7 @@ async def test_a_store_is_drained_by_its_name(here: World) -> None:
         await read_all(worker, copies, "b", chain)
 
 
+@pytest.mark.full  # test_store_drain.py has it without the command
 async def test_a_drain_without_room_says_so_and_serves_on(here: World) -> None:
     chain = keys(10)
     small = {"dram_bytes": 4 * SLOT + 4096, "slab_bytes": 4 * SLOT}

@@ -1,5 +1,6 @@
 """A store's rows when its catalog lost changes, and there are more than the queue holds."""
 
+# pyright: reportPrivateUsage=false
 import asyncio
 import contextlib
 import sqlite3
@@ -11,10 +12,11 @@ import pytest
 from tests.integration.nats_server import nats_server
 from tests.integration.pool_world import LAYOUT, World, keys, until, world
 
-from kvtide.bus.messages import BlockState
+from kvtide.bus.messages import BlockState, PlacementMade
 from kvtide.catalog import BlockQuery, Catalog, Change, Writer, WriterLimits
-from kvtide.kv import BlockKey
+from kvtide.kv import BlockKey, RequestId
 from kvtide.runtime import SystemClock
+from kvtide.store.heat import UseLog
 from kvtide.store.rows import CatalogRows
 from kvtide.store.shell import StoreService
 
@@ -106,3 +108,49 @@ async def test_a_repair_of_more_rows_than_the_queue_holds_ends(
 
 async def stored(catalog: Catalog) -> set[BlockKey]:
     return {row.key for row in await catalog.blocks(BlockQuery())}
+
+
+async def test_how_often_blocks_are_wanted_is_told_now_and_then(
+    here: World, tmp_path: Path
+) -> None:
+    path = tmp_path / "catalog.sqlite3"
+    clock = SystemClock()
+    async with Catalog.open(f"sqlite:///{path}") as catalog:
+        await catalog.migrate()
+        writer = Writer(catalog, clock=clock, limits=QUICK)
+        writer.start()
+        service = await here.store(rows=CatalogRows(writer.put, clock))
+        service._uses = UseLog(every_s=0.0)
+        worker = await here.linked_worker()
+        chain = keys(3)
+        await worker.store_blocks(chain)
+        async with asyncio.timeout(20):
+            while len(await stored(catalog)) < len(chain):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        made = PlacementMade(
+            conductor=worker.node.ref,
+            request=RequestId("r"),
+            attempt=0,
+            gateway=worker.node.ref,
+            model="tiny",
+            prefill=None,
+            decode=worker.node.ref.node,
+            new_tokens=0,
+            prompt_tokens=0,
+            max_new_tokens=0,
+            prefill_ms=0.0,
+            keys=chain[:2],
+            hold_ms=0.0,
+        )
+        subject = worker.node.subjects.placements(worker.node.ref.node)
+        for _ in range(3):
+            await worker.node.bus.publish(subject, made)
+        async with asyncio.timeout(20):
+            while len(await hot(catalog)) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert await hot(catalog) == set(chain[:2])
+        await writer.close()
+
+
+async def hot(catalog: Catalog) -> set[BlockKey]:
+    return {row.key for row in await catalog.blocks(BlockQuery(least_hits=2))}

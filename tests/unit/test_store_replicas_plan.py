@@ -91,10 +91,9 @@ def test_orders_grow_old() -> None:
     started = world.start()
     world.now_s = 10.0
     assert world.start() == []
-    assert world.plan.queued == 2
-    world.plan.end(started[0].number)
-    assert world.start() == []
     assert (world.plan.queued, world.plan.expired) == (0, 2)
+    # what is under way may still come
+    assert len(started) == world.plan.under_way == 3
 
 
 def test_a_block_larger_than_the_limit_goes_alone() -> None:
@@ -147,7 +146,8 @@ def test_limits_hold_and_every_order_ends(data: st.DataObject) -> None:
             fetched += fetch.source.slot.length
         assert len(flying) == world.plan.under_way <= rules.in_flight
         assert world.plan.bytes_under_way == SIZE * len(flying) <= 350
-        assert world.plan.queued <= rules.queued + len(flying)
+        # one that failed comes back to its line, however long that is
+        assert world.plan.queued <= rules.queued + rules.in_flight
         assert fetched <= rules.bytes_per_s * (world.now_s + rules.burst_s) + SIZE
         wake_s = world.plan.wake_at_s()
         # never a wake-up that would find nothing to do for ever

@@ -80,7 +80,7 @@ class Replicas:
         self._fetched: set[BlockKey] = set()
         self._bytes = 0
         self._number = 0
-        self._rate_free_s = 0.0
+        self._rate_free_s = float("-inf")
 
     @property
     def queued(self) -> int:

@@ -1,12 +1,13 @@
 """The store's own rows in the catalog, written behind: serving never waits for SQL."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from kvtide.catalog import (
     BlockDropped,
     BlockRow as CatalogBlock,
     BlocksForgotten,
+    BlockUsed,
     Change,
 )
 from kvtide.kv import NodeRef, Tier
@@ -23,6 +24,10 @@ class BlockRows(Protocol):
 
     def write(self, store: NodeRef, rows: WriteRows) -> None:
         """Copies that went, then copies that came."""
+        ...
+
+    def used(self, rows: Sequence[BlockUsed]) -> None:
+        """Which copies were wanted, and how often."""
         ...
 
     def repair(self, store: NodeRef, rows: Iterable[BlockRow]) -> Iterator[Change]:
@@ -42,6 +47,9 @@ class NoRows:
 
     def write(self, store: NodeRef, rows: WriteRows) -> None:
         """See ``BlockRows.write``."""
+
+    def used(self, rows: Sequence[BlockUsed]) -> None:
+        """See ``BlockRows.used``."""
 
     def repair(self, store: NodeRef, rows: Iterable[BlockRow]) -> Iterator[Change]:
         """See ``BlockRows.repair``."""
@@ -81,6 +89,11 @@ class CatalogRows:
             )
         for came in rows.came:
             self._put(_catalog_row(came, now_s))
+
+    def used(self, rows: Sequence[BlockUsed]) -> None:
+        """See ``BlockRows.used``."""
+        for row in rows:
+            self._put(row)
 
     def repair(self, store: NodeRef, rows: Iterable[BlockRow]) -> Iterator[Change]:
         """See ``BlockRows.repair``.

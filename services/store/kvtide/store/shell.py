@@ -1,7 +1,7 @@
 """The shell around the store's machine: messages, time, threads and memory."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count, takewhile
 
@@ -29,6 +29,7 @@ from kvtide.bus.messages import (
     Failure,
     Message,
     NodeState,
+    PlacementMade,
 )
 from kvtide.bus.subjects import Hop
 from kvtide.catalog import Change
@@ -54,6 +55,7 @@ from kvtide.store.events import (
 )
 from kvtide.store.fetcher import Fetcher
 from kvtide.store.fetches import ArrivalCommand, FetchBody, FetchHeader
+from kvtide.store.heat import UseLog
 from kvtide.store.host_reading import HostMemory
 from kvtide.store.host_watch import HostWatch
 from kvtide.store.machine import StoreMachine
@@ -103,6 +105,7 @@ class StoreService:
         self._askers: dict[int, asyncio.Future[Message]] = {}
         self._tokens = count()
         self._fetcher: Fetcher | None = None
+        self._uses = UseLog()
         self._stager = Stager(node, Ledger(), self._tasks, PoolLimits())
         self._drainer = Drainer(node, self, self._tasks, leave or _stay)
         self._timer: asyncio.TimerHandle | None = None
@@ -230,12 +233,24 @@ class StoreService:
             return self._grant(incoming, message)
         if isinstance(message, DrainBegin | DrainCancel | DrainQuery):
             return self._drainer.handle(message)
+        if isinstance(message, PlacementMade):
+            self._note_uses(message.keys)
         if isinstance(message, StoreRequest):
             return self._ask(incoming, message)
         if incoming.wants_reply:
             reason = f"a store does not take {type(message).__name__}"
             return Failure(code="unexpected", reason=reason)
         return None
+
+    def _note_uses(self, keys: Sequence[BlockKey]) -> None:
+        """Have the catalog know of heat, now and then."""
+        machine, clock = self.machine, self._node.clock
+        if machine is None:
+            return
+        self._uses.note(keys, clock.monotonic())
+        if self._uses.due(clock.monotonic()):
+            inventory, ssd = machine.inventory, machine.ssd
+            self._rows.used(self._uses.take(inventory, ssd, clock.wall()))
 
     def _grant(self, incoming: Incoming, asked: ArenaRequest) -> Message:
         node = self._node
