@@ -228,15 +228,16 @@ async def test_blocks_on_an_ssd_are_moved_too(here: World) -> None:
     copies = await follow(worker)
     chain = keys(24)
 
-    def on_ssd() -> int:
-        return sum(1 for copy in copies.at("a").values() if copy.slot.tier is Tier.SSD)
+    def on_ssd(least: int) -> bool:
+        found = copies.at("a").values()
+        return sum(copy.slot.tier is Tier.SSD for copy in found) >= least
 
     for at in range(0, 24, 2):
         await worker.store_blocks(chain[at : at + 2], f"r{at}")
         if at >= 8:
             # demotion goes on in the background
             await until(
-                partial(lambda least: on_ssd() >= least, (at - 6) // 2),
+                partial(on_ssd, (at - 6) // 2),
                 "some are demoted",
             )
     held = {row.located.key for row in rows(first)}

@@ -22,7 +22,8 @@ class UsualCommand(TyperGroup):
 
 
 bench_app = typer.Typer(
-    help="Measure a running kvtide (serving, also without its name), or transfers.",
+    help="Measure a running kvtide (serving, also without its name), its parts, or "
+    "transfers.",
     cls=UsualCommand,
 )
 
@@ -110,5 +111,39 @@ def transfer(
             out=out,
             as_text=not json,
             console=console,
+        )
+    )
+
+
+@bench_app.command()
+def store(
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the SSD tier lies. Default: the temporary folder.",
+            metavar="PATH",
+            show_default=False,
+        ),
+    ] = None,
+    blocks: Annotated[
+        int | None,
+        typer.Option(
+            help="Blocks in the index. Default: 1000000.", min=100, show_default=False
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for table and JSON.", metavar="PATH", show_default=False
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Read, put, look up and evict blocks, and compare with what the machine can do."""
+    from kvtide.cli.commands.bench_store import bench_store  # noqa: PLC0415
+
+    leave(
+        lambda console: bench_store(
+            folder=folder, blocks=blocks, out=out, as_json=json, console=console
         )
     )
