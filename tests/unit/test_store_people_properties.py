@@ -21,10 +21,13 @@ from kvtide.store.eviction import Policy
 from kvtide.store.machine import StoreMachine
 from kvtide.store.slot_states import SlotState, TableRules
 
+
+def by_keys(keys: list[BlockKey]) -> BlockSelector:
+    return BlockSelector(keys=tuple(keys))
+
+
 SELECTORS = st.one_of(
-    st.builds(
-        lambda keys: BlockSelector(keys=tuple(keys)), st.lists(st.sampled_from(KEYS))
-    ),
+    st.lists(st.sampled_from(KEYS)).map(by_keys),
     st.just(BlockSelector(model=tags(1000).model)),
     st.just(BlockSelector(tenant=bytes(16))),
 )
