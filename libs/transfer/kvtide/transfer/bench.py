@@ -156,6 +156,15 @@ class Session(AbstractContextManager["Session"]):
         self._peer: TransferPeer = self._endpoint.connect_blocking(owner.address)
         self._handle = owner.handle
         self._arena = Arena().view
+        if transport == "shm":
+            self._touch()
+
+    def _touch(self) -> None:
+        """Have the pages of both mappings here, as the limits have theirs."""
+        size = ARENA_BYTES // MANY
+        for at in range(0, ARENA_BYTES, size):
+            for operation in (Operation.READ, Operation.WRITE):
+                self._go(operation, at, size).wait_blocking()
 
     def __enter__(self) -> Self:
         """As it is."""

@@ -113,11 +113,22 @@ class Channel:
 
     def receive(self, length: int, check: Check) -> bytes:
         """The next ``length`` bytes; else as ``send``."""
-        if length == 0:
-            return b""
-        data = bytearray(length)
-        self.receive_into([memoryview(data)], check)
-        return bytes(data)
+        data = b""
+        while len(data) < length:
+            try:
+                part = self._sock.recv(length - len(data), socket.MSG_WAITALL)
+            except OSError as error:
+                if error.errno not in _TIMEOUTS:
+                    raise
+                check()
+                continue
+            if not part:
+                raise ChannelClosedError("the connection was closed")
+            self.moved += len(part)
+            data += part
+            if len(data) < length:
+                check()
+        return data
 
     def receive_some(self, most: int, check: Check) -> bytes:
         """What the socket has, at least a byte; else as ``send``."""

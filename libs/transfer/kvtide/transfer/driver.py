@@ -3,11 +3,12 @@
 import threading
 from collections.abc import Callable
 
-PATROL_S = 0.002
+PATROL_S = 0.02
 """A thread that submits and then waits does the work itself, sooner than another would
-be awake. Should it not wait, the connection's own thread finds the work after this."""
+be awake. Should it not wait, the connection's own thread finds the work after this:
+later than what a thread waits for takes, or the two would get in each other's way."""
 
-_PATIENCE_ROUNDS = 50
+_PATIENCE_ROUNDS = 10
 
 
 class Driver:

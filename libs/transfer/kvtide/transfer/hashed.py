@@ -27,11 +27,11 @@ def send_hashed(
     Memory that changes meanwhile is found by the receiver. Raises as ``Channel.send``.
     """
     digests: list[int] = []
-    trailer = struct.Struct(f"<{len(views)}Q")
+    trailer = f"<{len(views)}Q"
     total = sum(map(len, views))
     if total <= HASH_FIRST_BYTES and len(views) <= _MOST_VIEWS:
         digests = list(map(xxh3_64_intdigest, views))
-        channel.send([head, *views, trailer.pack(*digests)], check)
+        channel.send([head, *views, struct.pack(trailer, *digests)], check)
         return digests
     for batch in batches_of(views, SEND_BYTES):
         if len(batch) == 1 and len(batch[0]) > SEND_BYTES:
@@ -41,7 +41,7 @@ def send_hashed(
             # hashed while the kernel delivers what it took
             digests.extend(map(xxh3_64_intdigest, batch))
         head = b""
-    channel.send([head, trailer.pack(*digests)], check)
+    channel.send([head, struct.pack(trailer, *digests)], check)
     return digests
 
 

@@ -113,9 +113,8 @@ class Inbound:
             self.channel.shutdown()
 
     def _next_head(self) -> Head:
-        first = bytearray(HEAD_BYTES)
         # idle for as long as it likes
-        self.channel.receive_into([memoryview(first)], lambda: None)
+        first = self.channel.receive(HEAD_BYTES, lambda: None)
         self._stillness.restart()
         return unpack_head(first)
 

@@ -116,6 +116,12 @@ class TlsChannel(Channel):
                 else:
                     at += got
 
+    def receive(self, length: int, check: Check) -> bytes:
+        """See ``Channel.receive``."""
+        data = bytearray(length)
+        self.receive_into([memoryview(data)], check)
+        return bytes(data)
+
     def _take(self, view: memoryview) -> int | None:
         """Decrypt what has come into ``view``; None when more must come first."""
         with self._state:
