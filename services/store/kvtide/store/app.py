@@ -14,6 +14,7 @@ from kvtide.runtime.health import HealthServer, Readiness
 from kvtide.store.rows import CatalogRows
 from kvtide.store.settings import StoreSettings
 from kvtide.store.shell import StoreService
+from kvtide.store.tombstones import Tombstones
 
 
 async def serve(
@@ -52,7 +53,15 @@ async def serve(
 
         writer = Writer(catalog, clock=clock, on_repair=repair)
         rows = CatalogRows(writer.put, clock)
-        service = StoreService(node, settings, registry, rows, leave=stop.set)
+        kept = settings.state_dir / f"deleted-tenants-{node.ref.node}.json"
+        service = StoreService(
+            node,
+            settings,
+            registry,
+            rows,
+            leave=stop.set,
+            deleted_spaces=Tombstones(kept, url, node.secret),
+        )
         writer.register(registry, Role.STORE)
         with health:
             node.set_http(health.url)

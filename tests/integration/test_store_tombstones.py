@@ -1,0 +1,49 @@
+"""Tenants deleted while a store was down: told by the catalog, else by its own file."""
+
+import asyncio
+from pathlib import Path
+
+from tests.integration.pool_world import SECRET
+
+from kvtide.catalog import Catalog, TenantRow, migrate
+from kvtide.kv import TenantId, tenant_tag
+from kvtide.store.ssd.events import DeletedSpace
+from kvtide.store.tombstones import Tombstones
+
+
+def space(tenant: str, until_ms: int) -> DeletedSpace:
+    return DeletedSpace(tenant_tag(SECRET, TenantId(tenant)), None, until_ms)
+
+
+def write(url: str, *rows: TenantRow) -> None:
+    async def work() -> None:
+        await migrate(url)
+        async with Catalog.open(url) as catalog:
+            await catalog.write(rows)
+
+    asyncio.run(work())
+
+
+def test_they_are_remembered_when_the_catalog_is_away(tmp_path: Path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path}/catalog.sqlite3"
+    kept = tmp_path / "state" / "deleted.json"
+    ask = Tombstones(kept, url, SECRET)
+    assert ask() == []
+    gone = TenantRow(TenantId("gone"), "Gone", 1.0, deleted_at_s=50.5)
+    write(url, gone, TenantRow(TenantId("here"), "Here", 1.0))
+    assert ask() == [space("gone", 50_500)]
+    away = Tombstones(kept, "postgresql+asyncpg://nobody@127.0.0.1:1/none", SECRET)
+    assert away() == [space("gone", 50_500)]
+    # what the catalog has pruned is not forgotten here
+    (tmp_path / "catalog.sqlite3").unlink()
+    write(url, TenantRow(TenantId("later"), "Later", 1.0, deleted_at_s=60.0))
+    assert set(ask()) == {space("gone", 50_500), space("later", 60_000)}
+
+
+def test_a_spoilt_file_is_said_and_no_obstacle(tmp_path: Path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path}/catalog.sqlite3"
+    kept = tmp_path / "deleted.json"
+    kept.write_text("[no")
+    write(url, TenantRow(TenantId("gone"), "Gone", 1.0, deleted_at_s=2.0))
+    assert Tombstones(kept, url, SECRET)() == [space("gone", 2000)]
+    assert Tombstones(kept, url, SECRET)() == [space("gone", 2000)]
