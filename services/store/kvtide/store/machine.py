@@ -131,7 +131,8 @@ class StoreMachine:
 
     def load(self) -> StoreLoad:
         """For the beat."""
-        counts = self.inventory.table.counts()
+        table = self.inventory.table
+        counts, keeps = table.counts(), table.keeps
         ssd, health = self.ssd.books.segments.counts(), self.ssd.health
         return StoreLoad(
             total_slots=counts.total,
@@ -141,8 +142,12 @@ class StoreMachine:
             quarantined_slots=counts.quarantined,
             used_bytes=counts.used_bytes,
             capacity_bytes=self.rules.arena_bytes,
+            backed_bytes=table.backed_bytes,
             leases=len(self.leases),
-            pins=self.inventory.table.pinned,
+            pins=keeps.pinned,
+            hard_pins=keeps.hard_pinned,
+            soft_pins=keeps.soft_pinned,
+            tenants=len(table.accounts),
             seq=self.inventory.log.seq,
             ssd_state=health.state.value,
             ssd_reason=health.reason,

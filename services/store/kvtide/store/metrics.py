@@ -81,8 +81,12 @@ def _gauges(load: StoreLoad, blocks: int) -> Iterable[Metric]:
     for name, text, value in (
         ("used_bytes", "bytes of committed blocks", load.used_bytes),
         ("capacity_bytes", "bytes of the arena", load.capacity_bytes),
+        ("backed_bytes", "bytes of it that have memory", load.backed_bytes),
         ("leases", "leases that are held", load.leases),
         ("pins", "slots that a lease pins", load.pins),
+        ("hard_pins", "slots that people keep for good", load.hard_pins),
+        ("soft_pins", "slots that people keep for a time", load.soft_pins),
+        ("tenants", "tenants that have a slot", load.tenants),
         ("blocks", "blocks that others may read", blocks),
         ("ssd_blocks", "blocks on the SSD", load.ssd_blocks),
         ("gossip_seq", "number of the newest change told", load.seq),

@@ -113,6 +113,8 @@ class DecodeLoad(
 class StoreLoad(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="store"):
     """A store's slots and bytes. free + used + reserved + quarantined = total.
 
+    ``backed_bytes`` of the arena's ``capacity_bytes`` have memory behind them. ``pins``
+    are slots that leases pin, ``hard_pins`` and ``soft_pins`` those that people do.
     On the SSD ``free + used + reserved + garbage = total`` in bytes; ``ssd_state`` is
     ``off``, ``opening``, ``ready``, ``read_only`` or ``out``, ``ssd_reason`` why.
     """
@@ -124,8 +126,12 @@ class StoreLoad(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="s
     quarantined_slots: int = 0
     used_bytes: int = 0
     capacity_bytes: int = 0
+    backed_bytes: int = 0
     leases: int = 0
     pins: int = 0
+    hard_pins: int = 0
+    soft_pins: int = 0
+    tenants: int = 0
     seq: int = 0
     ssd_state: str = "off"
     ssd_reason: str = ""
