@@ -265,3 +265,22 @@ def test_heat_is_bounded_and_halves() -> None:
     heat.add(key(149), 10.0)
     assert heat.hottest(1, 10.0, 0.1) == [key(149)]
     assert heat.hottest(9, 1000.0, 0.1) == []
+
+
+def test_prefill_goes_where_blocks_can_still_be_pooled() -> None:
+    members = Membership()
+    for name in "ab":
+        members.seen(beat(f"s-{name}", Role.STORE, host=name))
+        members.seen(beat(f"p-{name}", Role.PREFILL, host=name))
+    line = members.line("demo")
+    assert line is not None
+    assert line.prefills == (NodeId("p-a"), NodeId("p-b"))
+    members.seen(beat("s-a", Role.STORE, host="a", state=NodeState.DRAINING))
+    line = members.line("demo")
+    assert line is not None
+    assert line.prefills == (NodeId("p-b"),)
+    # rather without pooling than not at all
+    members.seen(beat("s-b", Role.STORE, host="b", state=NodeState.DRAINING))
+    line = members.line("demo")
+    assert line is not None
+    assert line.prefills == (NodeId("p-a"), NodeId("p-b"))

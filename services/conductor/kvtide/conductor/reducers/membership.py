@@ -103,9 +103,18 @@ class Membership:
         )
 
     def _of(self, role: Role, facts: ModelFacts) -> tuple[NodeId, ...]:
-        return tuple(
-            beat.node.node for beat in self.ready(role) if facts in beat.models
-        )
+        able = [beat for beat in self.ready(role) if facts in beat.models]
+        if role is Role.PREFILL:
+            # what is made there could not be pooled any more
+            leaving = self._hosts_that_leave()
+            able = [beat for beat in able if beat.host not in leaving] or able
+        return tuple(beat.node.node for beat in able)
+
+    def _hosts_that_leave(self) -> set[str]:
+        """Hosts whose stores are all draining."""
+        stores = self.live(Role.STORE)
+        draining = {b.host for b in stores if b.state is NodeState.DRAINING}
+        return draining - {b.host for b in stores if b.state is NodeState.READY}
 
 
 def _offer(beat: Beat) -> tuple[object, ...]:
