@@ -221,8 +221,8 @@ def _table_1(traces: Sequence[Trace]) -> str:
 ## By blocks in the pool, beside the paper's table of policies
 
 The published lines (arXiv 2407.00079, table 1) are of a trace with 23,608 requests, of
-which at least half of the blocks can hit. It is neither of these two, so the lines can be
-compared in shape only: that LRU comes first of the three, and by how much.
+which at least half of the blocks can hit. It is neither of these two, so no more than the
+order of the policies can be compared.
 
 {_table(("policy", "trace", "counted"), columns, lines)}
 """
