@@ -142,6 +142,15 @@ async def test_blocks_are_listed_shown_pinned_and_removed(here: World) -> None:
             while "went from a (dram)" not in out:
                 _, out = await kvtide(here, "blocks", "show", first)
         assert "removed" in out
+        assert await why_gone(here) == [("removed", 6)]
+
+
+async def why_gone(here: World) -> list[tuple[str, int]]:
+    words = ["blocks", "history", "--state-dir", str(here.folder / "state"), "--json"]
+    result = await asyncio.to_thread(CliRunner().invoke, app, words)
+    told = json.loads(result.output)
+    assert told["hits"] == []
+    return [(each["reason"], each["blocks"]) for each in told["removals"]]
 
 
 async def test_a_store_is_drained_by_its_name(here: World) -> None:

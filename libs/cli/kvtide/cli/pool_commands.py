@@ -150,6 +150,35 @@ def show(
     )
 
 
+@blocks_app.command("history")
+def history(
+    hours: Annotated[float, typer.Option(help="How far back.", min=0.01)] = 1.0,
+    steps: Annotated[int, typer.Option(help="Rows of hit rates.", min=1)] = 12,
+    tenant: Annotated[
+        str | None, typer.Option(help="Its requests only.", show_default=False)
+    ] = None,
+    config: Config = None,
+    catalog: CatalogUrl = None,
+    state_dir: StateDir = None,
+    json: Json = False,
+) -> None:
+    """Show hit rates over time, by request and tier, and what went and why."""
+    from kvtide.cli.commands.blocks_history import show_history  # noqa: PLC0415
+    from kvtide.cli.resolve import resolve_look  # noqa: PLC0415
+
+    flags = {"catalog": catalog, "state_dir": state_dir}
+    leave(
+        lambda console: show_history(
+            resolve_look(config, flags),
+            hours=hours,
+            steps=steps,
+            tenant=tenant,
+            as_json=json,
+            console=console,
+        )
+    )
+
+
 @blocks_app.command("pin")
 def pin(
     keys: Keys = None,
