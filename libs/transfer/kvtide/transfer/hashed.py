@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
@@ -20,11 +21,17 @@ _MOST_VIEWS = 512
 
 
 def send_hashed(
-    channel: Channel, head: bytes, views: Sequence[memoryview], check: Check
+    channel: Channel,
+    head: bytes,
+    views: Sequence[memoryview],
+    check: Check,
+    aside: Executor | None = None,
 ) -> list[int]:
     """Send ``head``, the views and their xxh3; which they are.
 
-    Memory that changes meanwhile is found by the receiver. Raises as ``Channel.send``.
+    With ``aside``, much is hashed there while it is sent. Memory that changes meanwhile
+    is found by the receiver. Raises as ``Channel.send``; then too nobody reads the views
+    any more.
     """
     digests: list[int] = []
     trailer = f"<{len(views)}Q"
@@ -32,6 +39,14 @@ def send_hashed(
     if total <= HASH_FIRST_BYTES and len(views) <= _MOST_VIEWS:
         digests = list(map(xxh3_64_intdigest, views))
         channel.send([head, *views, struct.pack(trailer, *digests)], check)
+        return digests
+    if aside is not None:
+        hashing = aside.submit(lambda: list(map(xxh3_64_intdigest, views)))
+        try:
+            channel.send([head, *views], check)
+        finally:
+            digests = hashing.result()
+        channel.send([struct.pack(trailer, *digests)], check)
         return digests
     for batch in batches_of(views, SEND_BYTES):
         if len(batch) == 1 and len(batch[0]) > SEND_BYTES:

@@ -4,6 +4,7 @@ import logging
 import struct
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Executor
 
 from kvtide.runtime import Clock
 from kvtide.transfer.channel import Channel, Stillness
@@ -48,6 +49,7 @@ class Inbound:
         observer: Observer | None,
         rdma: RdmaOwner | None,
         notified: Notified,
+        hasher: Executor,
     ) -> None:
         """Serve ``session`` on ``channel`` when run."""
         self.channel = channel
@@ -57,6 +59,7 @@ class Inbound:
         self._observer = observer
         self._rdma = rdma
         self._notified = notified
+        self._hasher = hasher
         self._pairs = rdma.pairs() if rdma is not None else None
         self._send_lock = threading.Lock()
         self._mapped: set[int] = set()
@@ -207,7 +210,7 @@ class Inbound:
     def _send_pieces(self, request_id: int, views: Sequence[memoryview]) -> None:
         head = pack(self.session.send_key, Kind.ANSWER, request_id, b"")
         with self._send_lock:
-            send_hashed(self.channel, head, views, self._check)
+            send_hashed(self.channel, head, views, self._check, self._hasher)
 
     def _write(self, request_id: int, ask: Ask) -> None:
         total = sum(length for _, _, length in ask.pieces)

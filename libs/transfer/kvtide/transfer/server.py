@@ -7,6 +7,7 @@ between the socket and the region with no copy of ours in between.
 import logging
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from kvtide.runtime import Clock
@@ -58,6 +59,8 @@ class Server:
         self._peer_gone = peer_gone
         self._notified = notified
         self._lock = threading.Lock()
+        # a core that only receives has time to hash for those that send
+        self._hasher = ThreadPoolExecutor(1, "transfer-hash")
         self._census = Census(most_connections)
         self._inbound: dict[Channel, Inbound | None] = {}
         self._threads: set[threading.Thread] = set()
@@ -101,6 +104,7 @@ class Server:
             channel.shutdown()
         for thread in threads:
             thread.join()
+        self._hasher.shutdown()
 
     def region_gone(self, region: Region) -> None:
         """Tell all peers that mapped the region."""
@@ -218,6 +222,7 @@ class Server:
             self._observer,
             self._rdma,
             self._notified,
+            self._hasher,
         )
         with self._lock:
             if self._closing:
