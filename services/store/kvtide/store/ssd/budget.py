@@ -18,7 +18,8 @@ class WriteBudget:
     def take(self, length: int, now_s: float) -> bool:
         """Spend ``length`` bytes, if they are there."""
         self._fill(now_s)
-        if self._level < min(length, self._burst):
+        # a byte is forgiven: rounding must not make ``due_s`` a moment too early
+        if self._level < min(length, self._burst) - 1:
             return False
         self._level -= length
         return True

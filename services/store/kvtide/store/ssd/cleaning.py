@@ -12,7 +12,7 @@ from kvtide.store.ssd.entries import RowState
 from kvtide.store.ssd.events import MoveRecord, RecordDone, Trouble
 from kvtide.store.ssd.segments import Place, Segment
 
-USELESS_RATIO = 0.97
+USELESS_RATIO = 0.9
 
 
 @dataclass(slots=True)

@@ -56,8 +56,9 @@ class Segment:
 
     @property
     def ratio(self) -> float:
-        """The share of it that is live or about to be."""
-        return (self.live + self.flying) / self.tail
+        """The share of its records that is live or about to be."""
+        records = self.tail - PAGE_BYTES
+        return (self.live + self.flying) / records if records else 0.0
 
 
 class Segments:

@@ -42,7 +42,7 @@ from kvtide.store.tally import Tally
 
 TierCommands = list[Reply | SsdCommand]
 ROWS_PAGE = 1000
-EVICT_AT_ONCE = 16
+EVICT_SHARE = 64
 
 
 class SsdTier:
@@ -281,7 +281,8 @@ class SsdTier:
                 length = record_bytes(table.slot_bytes(slot))
                 if not segments.room_for(length, segments.segment_bytes):
                     if not len(self.cleaning):
-                        self.cleaning.evict_coldest(EVICT_AT_ONCE, now_s)
+                        count = 1 + len(self.books.entries) // EVICT_SHARE
+                        self.cleaning.evict_coldest(count, now_s)
                     return None
                 if not self._spend(length, now_s):
                     return None
