@@ -42,6 +42,12 @@ class UpSettings(BaseModel):
         description="memory of the store for KV blocks, such as 512MiB; 0: a quarter of "
         "the free shared memory, at most 2 GiB",
     )
+    ssd: ByteSize = Field(
+        default=ByteSize(4 << 30),
+        ge=0,
+        description="disk in the state folder for KV blocks that memory has no room "
+        "for, such as 20GiB, at most nine tenths of what is free; 0: none",
+    )
     state_dir: Path = Field(
         default=Path("~/.kvtide"),
         description="folder for the secret, the catalog, logs and what runs",

@@ -123,7 +123,8 @@ def _own_flags(settings: UpSettings, ground: Ground, role: str) -> Mapping[str, 
             "drain-s": str(DRAIN_S),
         }
     if role == "store":
-        return {"dram-bytes": str(int(settings.dram))} if settings.dram else {}
+        own = {"ssd-bytes": str(int(settings.ssd))}
+        return own | ({"dram-bytes": str(int(settings.dram))} if settings.dram else {})
     if role == "gateway":
         return {
             "model": str(ground.model.folder),
