@@ -128,6 +128,12 @@ class Node:
         """The engine moved on. From any thread."""
         self._vitals.count_steps(count)
 
+    def set_roles(self, roles: tuple[Role, ...]) -> None:
+        """Say which roles it takes work of from now on; its inboxes stay."""
+        self.roles = roles
+        self._vitals.set_roles(roles)
+        self._beater.poke()
+
     def models(self, *models: ModelFacts) -> None:
         """Say which models it serves."""
         self._vitals.set_models(models)

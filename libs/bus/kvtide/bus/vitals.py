@@ -78,6 +78,12 @@ class Vitals:
             self.changed += 1
             return True
 
+    def set_roles(self, roles: tuple[Role, ...]) -> None:
+        """The roles that it takes work of."""
+        with self._lock:
+            self._roles = roles
+            self.changed += 1
+
     def set_models(self, models: tuple[ModelFacts, ...]) -> None:
         """The models that it serves."""
         with self._lock:

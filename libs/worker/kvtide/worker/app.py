@@ -14,12 +14,13 @@ from kvtide.engine.settings import WorkerSettings
 from kvtide.engine.worker import engine_of
 from kvtide.kv import Role
 from kvtide.pool import PoolClient
-from kvtide.runtime import Clock, ConfigError
+from kvtide.runtime import Clock, ConfigError, TaskScope
 from kvtide.runtime.health import HealthServer, Readiness
 from kvtide.worker.service import Chassis
+from kvtide.worker.turning import RoleKeeper, Turnable
 
 
-class Service(Protocol):
+class Service(Turnable, Protocol):
     """What a process starts and ends for each role."""
 
     async def start(self) -> None:
@@ -40,7 +41,9 @@ async def serve_worker(
     registry: CollectorRegistry,
     clock: Clock,
 ) -> None:
-    """Run ``services`` until ``stop`` is set, then drain them, last one first.
+    """Run ``services``, one for each role, until ``stop`` is set, then drain them.
+
+    The last one is drained first. Of several roles, some can be left for a while.
 
     Raises:
         ConfigError: a setting can't be used, or the model can't be served.
@@ -61,7 +64,14 @@ async def serve_worker(
         engine = engine_of(settings)
         engine.start()
         stack.push_async_callback(engine.close)
-        for service in services(Chassis(node, engine, pool, registry)):
+        chassis = Chassis(node, engine, pool, registry)
+        serving = services(chassis)
+        if len(roles) > 1:
+            by_role = dict(zip(roles, serving, strict=True))
+            chassis.roles = RoleKeeper(node, by_role)
+            tasks = await stack.enter_async_context(TaskScope())
+            tasks.spawn(chassis.roles.watch(), name="roles")
+        for service in serving:
             stack.push_async_callback(service.close)
             await service.start()
         try:

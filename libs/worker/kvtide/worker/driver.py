@@ -16,6 +16,8 @@ from kvtide.bus import Gone, Hop, Incoming, Node, Restarted, RosterEvent, Subscr
 from kvtide.bus.messages import (
     AnyMessage,
     Cancel,
+    ChangeRoles,
+    Failure,
     Load,
     Message,
     NodeState,
@@ -138,8 +140,14 @@ class Driver(ABC, Generic[E, C]):
                 return self._tell(events.CancelArrived(cancel))
             case Owned() as owned:
                 return self._tell(events.OwnedArrived(owned))
+            case ChangeRoles() as change:
+                return self._change_roles(change)
             case message:
                 return self._hear(message)
+
+    def _change_roles(self, change: ChangeRoles) -> Message:
+        del change
+        return Failure(code="fixed", reason="this worker was started for one role")
 
     def _hear(self, message: AnyMessage) -> Message | None:
         event = self._event_of(message)

@@ -57,6 +57,11 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """Take new work again."""
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUp:
     """Fail all that has not ended."""
 
@@ -76,7 +81,7 @@ class Tick:
 OwnerSaid = CancelArrived | OwnedArrived | MemberGone
 """What may end the lease of requests."""
 
-Turned = StoreAttached | Drain | GiveUp | Fenced | Tick
+Turned = StoreAttached | Drain | Resume | GiveUp | Fenced | Tick
 """What is of the worker as a whole."""
 
 CommonEvent = OwnerSaid | OpenFailed | Turned

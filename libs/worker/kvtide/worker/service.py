@@ -9,7 +9,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from kvtide.bus import Hop, Node
-from kvtide.bus.messages import Message, NodeState
+from kvtide.bus.messages import ChangeRoles, Message, NodeState
 from kvtide.bus.outbox import Outbox
 from kvtide.engine.errors import EngineError
 from kvtide.engine.loading import LoadedModel
@@ -23,6 +23,7 @@ from kvtide.worker.custody import Work
 from kvtide.worker.driver import TICK_S, Driver, Machine, name_of
 from kvtide.worker.metrics import WorkerMetrics
 from kvtide.worker.mixing import StepMixer
+from kvtide.worker.turning import RoleKeeper
 
 GIVE_UP_S = 5.0
 
@@ -43,6 +44,7 @@ class Chassis:
     pool: PoolClient
     registry: CollectorRegistry
     steps: StepMixer = field(init=False)
+    roles: RoleKeeper | None = None
 
     def __post_init__(self) -> None:
         """Steps of all services are mixed."""
@@ -100,6 +102,7 @@ class WorkerService(Driver[E, C]):
         self._engine = chassis.engine
         self._pool = chassis.pool
         self._steps = chassis.steps
+        self._chassis = chassis
         self._idle_machine = machine
         self._counts = metrics
         self._drain_s = drain_s
@@ -142,6 +145,19 @@ class WorkerService(Driver[E, C]):
         self._model = model
         self._node.models(model.facts)
         self._tell(self._loaded(model))
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits, runs, or is held."""
+        return self._idle_machine.idle
+
+    def take_work(self, *, taken: bool) -> None:
+        """Take new work, or none; what is there goes on."""
+        self._tell(events.Resume() if taken else events.Drain())
+
+    def _change_roles(self, change: ChangeRoles) -> Message:
+        roles = self._chassis.roles
+        return super()._change_roles(change) if roles is None else roles.change(change)
 
     # ---- what a role knows
 

@@ -348,6 +348,8 @@ class DecodeMachine:
                 self._held.attached = attached
             case events.Drain():
                 self._readiness = replace(self._readiness, draining=True)
+            case events.Resume():
+                self._readiness = replace(self._readiness, draining=False)
             case events.GiveUp():
                 for one in self._held.all():
                     if one.phase is not Phase.ENDED:

@@ -27,6 +27,7 @@ from kvtide.worker.events import (
     OpenFailed,
     OwnedArrived,
     Reply,
+    Resume,
     StepOutcome,
     StoreAttached,
     Tick,
@@ -181,7 +182,7 @@ Heard = (
 )
 Operated = HandoverAnswered | CopiesFound | CopiesRead | PartsRead | BlocksPut
 Progressed = Operated | TakenAnswered | StepEnded
-Turned = ModelLoaded | StoreAttached | Drain | GiveUp | Fenced | Tick
+Turned = ModelLoaded | StoreAttached | Drain | Resume | GiveUp | Fenced | Tick
 Event = Heard | Progressed | OpenFailed | Turned
 
 

@@ -75,3 +75,5 @@ class DecodeMetrics(WorkerMetrics):
         self._load.labels("running").set(load.running)
         self._load.labels("kv_tokens_used").set(load.kv_tokens_used)
         self._load.labels("kv_tokens_capacity").set(load.kv_tokens_capacity)
+        self._load.labels("preempted").set(load.preempted)
+        self._load.labels("busy_share").set(load.busy_share)

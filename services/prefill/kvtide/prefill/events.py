@@ -23,6 +23,7 @@ from kvtide.worker.events import (
     OpenFailed,
     OwnedArrived,
     Reply,
+    Resume,
     StepOutcome,
     StoreAttached,
     Tick,
@@ -128,7 +129,9 @@ Heard = (
     WorkArrived | CancelArrived | OwnedArrived | PullArrived | TakenArrived | MemberGone
 )
 Progressed = Checked | Loaded | SlotsGranted | PartsWritten | StepEnded | Committed
-Turned = ModelLoaded | StoreAttached | EngineShared | Drain | GiveUp | Fenced | Tick
+Turned = (
+    ModelLoaded | StoreAttached | EngineShared | Drain | Resume | GiveUp | Fenced | Tick
+)
 Event = Heard | Progressed | OpenFailed | Turned
 
 

@@ -35,6 +35,11 @@ class PrefillMetrics(WorkerMetrics):
         self._queued = Gauge(
             "kvtide_prefill_queued", "Prompts that wait", registry=registry
         )
+        self._busy = Gauge(
+            "kvtide_prefill_busy_share",
+            "Share of recent time in which the engine computed for prefill",
+            registry=registry,
+        )
 
     def said(self, message: PrefillDone | PrefillFailed) -> None:
         """A prefill has ended."""
@@ -49,3 +54,4 @@ class PrefillMetrics(WorkerMetrics):
     def load(self, load: PrefillLoad) -> None:
         """The load as it is reported."""
         self._queued.set(load.queued)
+        self._busy.set(load.busy_share)

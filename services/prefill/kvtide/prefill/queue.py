@@ -371,6 +371,8 @@ class PrefillMachine:
                 self._shared = shared
             case events.Drain():
                 self._readiness = replace(self._readiness, draining=True)
+            case events.Resume():
+                self._readiness = replace(self._readiness, draining=False)
             case events.GiveUp():
                 self._held.fail_all("draining", "the worker ends")
             case events.Fenced(me):
