@@ -5,6 +5,7 @@
 import asyncio
 import logging
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -93,31 +94,30 @@ async def test_failures_retries_and_refusals_are_counted() -> None:
     ours, theirs = Seen(), Seen()
     async with make("owner", theirs) as owner, make("reader", ours) as reader:
         region = owner.register(bytearray(os.urandom(MIB)), name="arena")
-        proxy = Proxy(owner.address.port)
-        peer = await reader.connect(through(proxy, owner))
         into = memoryview(bytearray(MIB))
         slices = [ReadSlice(region.handle(), 0, into)]
         labels = {"path": "tcp", "purpose": "hand-over"}
-        proxy.change = Breaker("flip", times=1)
-        await peer.read(slices, timeout_s=20, purpose="hand-over")
-        assert into == region.view
-        assert ours("retries_total", **labels, kind="corrupt") == 1
-        # once for all its tries
         done = {**labels, "operation": "read", "side": "client"}
-        assert ours("bytes_total", **done) == MIB
-        proxy.change = Breaker("flip", times=10**9)
-        with pytest.raises(Corrupt):
+        with closing(Proxy(owner.address.port)) as proxy:
+            peer = await reader.connect(through(proxy, owner))
+            proxy.change = Breaker("flip", times=1)
             await peer.read(slices, timeout_s=20, purpose="hand-over")
-        failed = {**labels, "operation": "read"}
-        assert ours("errors_total", **failed, kind="corrupt") == 1
-        proxy.change = lambda chunk, _: chunk
-        write = [WriteSlice(region.handle(), 0, into)]
-        with pytest.raises(AccessDenied):
-            await peer.write(write, timeout_s=20, purpose="drain")
+            assert into == region.view
+            assert ours("retries_total", **labels, kind="corrupt") == 1
+            # once for all its tries
+            assert ours("bytes_total", **done) == MIB
+            proxy.change = Breaker("flip", times=10**9)
+            with pytest.raises(Corrupt):
+                await peer.read(slices, timeout_s=20, purpose="hand-over")
+            failed = {**labels, "operation": "read"}
+            assert ours("errors_total", **failed, kind="corrupt") == 1
+            assert ours("bytes_total", **done) == MIB
+            proxy.change = lambda chunk, _: chunk
+            write = [WriteSlice(region.handle(), 0, into)]
+            with pytest.raises(AccessDenied):
+                await peer.write(write, timeout_s=20, purpose="drain")
         denied = {"path": "tcp", "purpose": "drain", "operation": "write"}
         assert ours("errors_total", **denied, kind="access_denied") == 1
-        assert ours("bytes_total", **done) == MIB
-        proxy.close()
         # a stranger
         _, writer = await asyncio.open_connection("127.0.0.1", owner.address.port)
         before = theirs("refused_total")

@@ -55,8 +55,12 @@ def test_equal_rails_share() -> None:
 
 
 def test_a_slow_rail_gets_less() -> None:
-    moved = drive(Schedule([Rail("a"), Rail("b")]), [1e9, 1e8], 400)
+    schedule = Schedule[Load]([Rail("a"), Rail("b")])
+    moved = drive(schedule, [1e9, 1e8], 400)
     assert sum(moved) == 400
+    # it is noticed, not only waited for
+    fast, slow = schedule.rails
+    assert fast.bandwidth_bytes_s > 5 * slow.bandwidth_bytes_s
     # a tenth as fast: an eleventh is ideal
     assert 20 < moved[1] < 60
 
