@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
+from kvtide.engine.accelerator import CPU
 from kvtide.engine.architecture import Architecture
 from kvtide.engine.attention import attend, history_mask
 from kvtide.engine.memory import KvRun
@@ -44,17 +45,24 @@ class Decoder:
     """Embedding, layers, final norm and head; holds no state of any sequence."""
 
     def __init__(
-        self, architecture: Architecture, weights: DecoderWeights, dtype: torch.dtype
+        self,
+        architecture: Architecture,
+        weights: DecoderWeights,
+        dtype: torch.dtype,
+        device: torch.device = CPU,
     ) -> None:
         self._shape = architecture
         self._weights = weights
         self._dtype = dtype
-        self._inv_freq = inverse_frequencies(architecture.rope, architecture.head_dim)
+        self._device = device
+        frequencies = inverse_frequencies(architecture.rope, architecture.head_dim)
+        self._inv_freq = frequencies.to(device)
 
     def span(self, run: KvRun, first: int, start: int, tokens: int) -> Span:
         """Place the tokens start..start+tokens of a run at a row of the batch."""
         end = start + tokens
         mask = history_mask(start, end, self._dtype)
+        mask = mask if mask is None else mask.to(self._device)
         return Span(run, first, first + tokens, start, end, mask)
 
     def forward(
@@ -72,19 +80,24 @@ class Decoder:
         `between(layer)` is called before a layer is computed and `written(layer)` when
         its K and V are in all runs, before its attention reads them; either may raise.
         """
-        hidden = self._weights.embedding[torch.tensor(token_ids)].to(self._dtype)
-        positions = torch.cat([torch.arange(s.start, s.end) for s in spans])
+        device = self._device
+        ids = torch.tensor(token_ids, device=device)
+        hidden = self._weights.embedding[ids].to(self._dtype)
+        ranges = [torch.arange(s.start, s.end) for s in spans]
+        positions = torch.cat(ranges).to(device)
         rotation = Rotation(self._inv_freq, positions, self._dtype)
         final = len(self._weights.layers) - 1
         for index, layer in enumerate(self._weights.layers):
             between(index)
             query = self._project(index, layer, hidden, rotation, spans)
             written(index)
+            for span in spans:
+                span.run.complete(index, span.start, span.end)
             if index == final:
                 # what follows the last layer's K and V serves the wanted logits only
                 if not wanted:
                     return None
-                rows = torch.tensor([spans[i].last - 1 for i in wanted])
+                rows = torch.tensor([spans[i].last - 1 for i in wanted], device=device)
                 query, hidden = query[rows], hidden[rows]
                 spans = [spans[i].tail(row) for row, i in enumerate(wanted)]
             self._mix(index, layer, hidden, query, spans)
@@ -113,6 +126,7 @@ class Decoder:
             here = slice(span.first, span.last)
             span.run.keys(index)[span.start : span.end] = key[here]
             span.run.values(index)[span.start : span.end] = value[here]
+            span.run.wrote(index, span.start, span.end)
         return qk[:, : a.heads]
 
     def _mix(

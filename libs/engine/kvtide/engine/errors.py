@@ -2,6 +2,7 @@
 
 EngineError               (a KvtideError)
 ├── UnsupportedModel      an architecture or setting that can't be served exactly
+├── UnsupportedDevice     a device that this machine or this torch does not have
 ├── BrokenModel           model files that are missing, cut short or contradictory
 ├── ModelUnavailable      a model that can be had neither here nor from the hub
 ├── DemoModelError        the demo model could not be made
@@ -34,6 +35,15 @@ class UnsupportedModel(EngineError):
     def __init__(self, source: str, reason: str) -> None:
         super().__init__(f"{source} can't be served: {reason}")
         self.source = source
+        self.reason = reason
+
+
+class UnsupportedDevice(EngineError):
+    """The model can't run on the device that was asked for."""
+
+    def __init__(self, device: str, reason: str) -> None:
+        super().__init__(f"device {device!r} can't be used: {reason}")
+        self.device = device
         self.reason = reason
 
 

@@ -4,18 +4,15 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from gguf import GGUFReader, dequantize
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from kvtide.engine.errors import BrokenModel
+from kvtide.engine.gguf_file import GgufFile, halves
 from kvtide.engine.progress import Progress, ProgressReport
 
 _OUTER = {
@@ -37,24 +34,6 @@ _INNER = {
 _CONTROL_TOKEN = 3
 
 
-class _Metadata:
-    """Typed access to a GGUF file's fields."""
-
-    def __init__(self, path: Path, reader: GGUFReader) -> None:
-        self._path = path
-        self._reader = reader
-
-    def find(self, name: str) -> Any:
-        field = self._reader.get_field(name)
-        return None if field is None else field.contents()
-
-    def __getitem__(self, name: str) -> Any:
-        value = self.find(name)
-        if value is None:
-            raise BrokenModel(self._path, f"lacks the field {name}")
-        return value
-
-
 def convert_gguf(path: Path, folder: Path, report: Progress) -> None:
     """Write config, tokenizer, chat template and bfloat16 safetensors into a folder.
 
@@ -65,11 +44,7 @@ def convert_gguf(path: Path, folder: Path, report: Progress) -> None:
             of the "smollm" kind.
         OSError: the folder can't be written.
     """
-    try:
-        reader = GGUFReader(path)
-    except ValueError as error:
-        raise BrokenModel(path, f"is no GGUF file ({error})") from error
-    fields = _Metadata(path, reader)
+    fields = GgufFile(path)
     for name, expected in (
         ("general.architecture", "llama"),
         ("tokenizer.ggml.model", "gpt2"),
@@ -77,7 +52,7 @@ def convert_gguf(path: Path, folder: Path, report: Progress) -> None:
     ):
         if fields[name] != expected:
             raise BrokenModel(path, f"{name} is {fields[name]!r}, not {expected!r}")
-    tied = all(tensor.name != "output.weight" for tensor in reader.tensors)
+    tied = "output.weight" not in fields.tensors
     _write_json(folder / "config.json", _config(fields, tied=tied))
     _write_json(folder / "generation_config.json", _special_ids(fields))
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(fields))
@@ -85,26 +60,18 @@ def convert_gguf(path: Path, folder: Path, report: Progress) -> None:
     heads: int = fields["llama.attention.head_count"]
     kv_heads: int = fields["llama.attention.head_count_kv"]
     tensors: dict[str, Tensor] = {}
-    for index, tensor in enumerate(reader.tensors):
-        weight = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        if tensor.name.endswith(("attn_q.weight", "attn_k.weight")):
-            weight = _halves(weight, heads if ".attn_q." in tensor.name else kv_heads)
-        rounded = torch.from_numpy(np.ascontiguousarray(weight)).to(torch.bfloat16)
-        tensors[_name(path, tensor.name)] = rounded
-        done, total = index + 1, len(reader.tensors)
+    for index, name in enumerate(fields.tensors):
+        weight = fields.weight(name)
+        if name.endswith(("attn_q.weight", "attn_k.weight")):
+            weight = halves(weight, heads if ".attn_q." in name else kv_heads)
+        tensors[_name(path, name)] = torch.from_numpy(weight).to(torch.bfloat16)
+        done, total = index + 1, len(fields.tensors)
         report(ProgressReport("convert", done, total, "tensors", "converting weights"))
     try:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     except SafetensorError as error:  # it has no OSError of its own: a full disk
         raise OSError(str(error)) from error
     (folder / "model.safetensors").chmod(0o644)  # as the other files; it makes 0600
-
-
-def _halves(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """GGUF rotates neighbouring rows of a head; transformers rotates its halves."""
-    rows, columns = weight.shape
-    pairs = weight.reshape(heads, rows // heads // 2, 2, columns)
-    return pairs.swapaxes(1, 2).reshape(rows, columns)
 
 
 def _name(path: Path, name: str) -> str:
@@ -117,12 +84,11 @@ def _name(path: Path, name: str) -> str:
             raise BrokenModel(path, f"holds a tensor of no Llama model: {name}")
 
 
-def _config(fields: _Metadata, *, tied: bool) -> dict[str, object]:
+def _config(fields: GgufFile, *, tied: bool) -> dict[str, object]:
     heads: int = fields["llama.attention.head_count"]
     hidden: int = fields["llama.embedding_length"]
-    # stored as float32: its shortest decimal text is the number that was meant
-    eps = float(str(np.float32(fields["llama.attention.layer_norm_rms_epsilon"])))
-    theta = float(str(np.float32(fields["llama.rope.freq_base"])))
+    eps = fields.decimal("llama.attention.layer_norm_rms_epsilon")
+    theta = fields.decimal("llama.rope.freq_base")
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -147,7 +113,7 @@ def _config(fields: _Metadata, *, tied: bool) -> dict[str, object]:
     }
 
 
-def _special_ids(fields: _Metadata) -> dict[str, int]:
+def _special_ids(fields: GgufFile) -> dict[str, int]:
     return {
         "bos_token_id": fields["tokenizer.ggml.bos_token_id"],
         "eos_token_id": fields["tokenizer.ggml.eos_token_id"],
@@ -155,13 +121,13 @@ def _special_ids(fields: _Metadata) -> dict[str, int]:
     }
 
 
-def _control_tokens(fields: _Metadata) -> list[str]:
+def _control_tokens(fields: GgufFile) -> list[str]:
     kinds = fields["tokenizer.ggml.token_type"]
     tokens = fields["tokenizer.ggml.tokens"]
     return [t for t, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL_TOKEN]
 
 
-def _tokenizer(fields: _Metadata) -> Tokenizer:
+def _tokenizer(fields: GgufFile) -> Tokenizer:
     """Byte-level BPE over single digits: what "smollm" and "gpt2" stand for."""
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     merges: list[str] = fields["tokenizer.ggml.merges"]
@@ -190,7 +156,7 @@ def _tokenizer(fields: _Metadata) -> Tokenizer:
     return tokenizer
 
 
-def _tokenizer_config(fields: _Metadata) -> dict[str, object]:
+def _tokenizer_config(fields: GgufFile) -> dict[str, object]:
     tokens = fields["tokenizer.ggml.tokens"]
 
     def token(role: str) -> str:

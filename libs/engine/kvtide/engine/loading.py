@@ -8,11 +8,15 @@ from typing import Final
 import torch
 from blake3 import blake3
 
+from kvtide.engine.accelerator import CPU, choose_device
 from kvtide.engine.architecture import Architecture, read_architecture
 from kvtide.engine.attention import VARIANT
 from kvtide.engine.decoder import Decoder
+from kvtide.engine.demo import default_cache_dir
+from kvtide.engine.device_memory import DeviceRun
 from kvtide.engine.errors import ModelUnavailable, UnsupportedModel
 from kvtide.engine.facts import ModelFacts
+from kvtide.engine.gguf_folder import ensure_gguf_folder, is_gguf
 from kvtide.engine.grammars import Grammars, GrammarVocabulary
 from kvtide.engine.heap import return_freed_memory
 from kvtide.engine.hub import fetch_from_hub
@@ -41,9 +45,12 @@ class LoadedModel:
     facts: ModelFacts
     runner: Runner
     grammars: Grammars
+    device: torch.device = CPU
 
     def new_run(self, capacity_tokens: int) -> KvRun:
         """Make the KV memory of a new sequence; the caller closes it."""
+        if self.device != CPU:
+            return DeviceRun(self.facts, capacity_tokens, self.device)
         return KvRun(self.facts, capacity_tokens)
 
     def close(self) -> None:
@@ -57,19 +64,25 @@ def load_model(
     threads: int | None = None,
     cache_dir: Path | None = None,
     dtype: str = "float32",
+    device: str = "cpu",
     name: str | None = None,
     block_tokens: int = DEFAULT_BLOCK_TOKENS,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Load a model from a local folder or from the hub; blocking.
+    """Load a model from a local folder, a GGUF file or the hub; blocking.
+
+    A GGUF file's weights are dequantised to `dtype`; its config and tokenizer are
+    written into `cache_dir` once.
 
     `dtype` is that of weights, activations and KV; logits are float32 in any case.
+    `device` is where weights and KV are; see `accelerator.choose_device`.
     `threads` sets torch's compute threads for the whole process (None leaves them).
     `name` is what clients call it: the hub id or the folder's name unless given.
     `block_tokens` goes into the facts and is one value for a model in a cluster.
     Code from a model repository is never run, and no pickle is opened.
 
     Raises:
+        UnsupportedDevice: the device is not there.
         UnsupportedModel: it can't be served exactly; the message says why.
         BrokenModel: its files are missing or don't fit together.
         ModelUnavailable: there is no such folder and the hub did not give it.
@@ -78,6 +91,7 @@ def load_model(
     if dtype not in _DTYPES:
         reason = f"dtype {dtype} is not served; choose {', '.join(_DTYPES)}"
         raise UnsupportedModel(str(source), reason)
+    place = choose_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
     folder = _folder(source, cache_dir, report)
@@ -88,7 +102,7 @@ def load_model(
         layers = architecture.layers
         report(ProgressReport("load", layer + 1, layers, "layers", message))
 
-    weights = read_weights(folder, architecture, _DTYPES[dtype], on_layer)
+    weights = read_weights(folder, architecture, _DTYPES[dtype], on_layer, place)
     return_freed_memory()
     facts = ModelFacts(
         name=name or _name(source, folder),
@@ -100,22 +114,28 @@ def load_model(
         vocab_size=architecture.vocab_size,
         max_tokens=architecture.max_tokens,
         eos_token_ids=architecture.eos_token_ids,
-        numerics=_numerics(architecture, weights.form, dtype),
+        numerics=_numerics(architecture, weights.form, dtype, place),
         block_tokens=block_tokens,
     )
-    decoder = Decoder(architecture, weights, _DTYPES[dtype])
+    decoder = Decoder(architecture, weights, _DTYPES[dtype], place)
     vocabulary = GrammarVocabulary(
         folder / "tokenizer.json", facts.vocab_size, facts.eos_token_ids
     )
-    return LoadedModel(facts, Runner(decoder, facts), Grammars(vocabulary))
+    return LoadedModel(facts, Runner(decoder, facts), Grammars(vocabulary), place)
 
 
 def _folder(source: str | Path, cache_dir: Path | None, report: Progress) -> Path:
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
+    if is_gguf(folder):
+        message = f"reading {folder.name}"
+        report(ProgressReport("convert", 0, 0, "files", message))
+        return ensure_gguf_folder(folder, cache_dir or default_cache_dir())
     if folder.is_file():
-        reason = "it is a file; give the folder that holds it and its config.json"
+        reason = (
+            "it is a file, and no .gguf; give the folder that holds it and config.json"
+        )
         raise ModelUnavailable(str(source), reason)
     if isinstance(source, Path) or not _HUB_ID.fullmatch(source):
         reason = "there is no such folder, and it is not a hub id (OWNER/NAME)"
@@ -127,6 +147,8 @@ def _folder(source: str | Path, cache_dir: Path | None, report: Progress) -> Pat
 def _name(source: str | Path, folder: Path) -> str:
     if Path(source).expanduser() == folder:
         return folder.resolve().name
+    if is_gguf(Path(source).expanduser()):
+        return Path(source).stem
     return str(source)
 
 
@@ -142,9 +164,12 @@ def _digest(files: tuple[Path, ...]) -> str:
     return whole.hexdigest()
 
 
-def _numerics(architecture: Architecture, form: WeightForm, dtype: str) -> str:
+def _numerics(
+    architecture: Architecture, form: WeightForm, dtype: str, device: torch.device
+) -> str:
     release = ".".join(torch.__version__.split("+")[0].split(".")[:2])
     return (
         f"compute={dtype};weights={form};attention={VARIANT};"
-        f"{architecture.rope.canonical()};engine={_ENGINE};torch={release};device=cpu"
+        f"{architecture.rope.canonical()};engine={_ENGINE};torch={release}"
+        f";device={device.type}"
     )

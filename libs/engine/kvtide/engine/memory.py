@@ -59,6 +59,9 @@ class KvRun:
 
     @length.setter
     def length(self, tokens: int) -> None:
+        self._set_length(tokens)
+
+    def _set_length(self, tokens: int) -> None:
         if not 0 <= tokens <= self.capacity:
             message = f"length {tokens} is not within 0..{self.capacity}"
             raise ValueError(message)
@@ -110,6 +113,15 @@ class KvRun:
         if self._memory is None:
             raise RunClosed("the run is closed")
         return views[layer]
+
+    def wrote(self, layer: int, start: int, end: int) -> None:
+        """A step has put K and V of these tokens into `keys` and `values`."""
+
+    def complete(self, layer: int, start: int, end: int) -> None:
+        """A step will attend to all tokens before `end`.
+
+        It wrote those from `start` on; those before may have come from elsewhere.
+        """
 
     def close(self) -> None:
         """Give the memory up; calling it again does nothing."""

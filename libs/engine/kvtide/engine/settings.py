@@ -35,7 +35,7 @@ class WorkerSettings(RoleSettings):
     model: str = Field(
         default=DEMO,
         min_length=1,
-        description="a folder, a hub id, or demo: SmolLM2-135M-Instruct",
+        description="a folder, a .gguf file, a hub id, or demo: SmolLM2-135M-Instruct",
     )
     cache_dir: Path = Field(
         default=Path("~/.cache/kvtide"), description="folder for the demo model"
@@ -46,6 +46,11 @@ class WorkerSettings(RoleSettings):
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         default="float32",
         description="number format of weights, activations and KV; one per cluster",
+    )
+    device: str = Field(
+        default="cpu",
+        min_length=1,
+        description="cpu, auto, or a device of torch's such as cuda or cuda:1",
     )
     drain_s: float = Field(
         default=20.0,

@@ -1,9 +1,10 @@
-"""The weight files of a model folder: safetensors, and nothing else is opened."""
+"""The weight files of a model folder: safetensors or GGUF; nothing else is opened."""
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
 import math
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import torch
@@ -21,7 +22,7 @@ class _IndexFile(msgspec.Struct, frozen=True):
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files of a model folder, by name.
+    """The safetensors files of a model folder, by name, or its one GGUF file.
 
     Raises:
         BrokenModel: there are none, or the index can't be read.
@@ -36,11 +37,54 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
         if bad:
             raise BrokenModel(index, f"it names a file outside the folder: {bad[0]}")
         return tuple(folder / name for name in sorted(names))
+    gguf = sorted(folder.glob("*.gguf"))
+    if len(gguf) == 1:
+        return (gguf[0],)
+    if gguf:
+        raise UnsupportedModel(
+            str(folder), "it holds several GGUF files; name the one to serve"
+        )
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
         raise UnsupportedModel(
             str(folder), "its weights are pickles; convert them to safetensors"
         )
-    raise BrokenModel(folder, f"holds neither {_SINGLE} nor {_INDEX}")
+    raise BrokenModel(folder, f"holds neither {_SINGLE} nor {_INDEX} nor a GGUF file")
+
+
+class TensorSource(Protocol):
+    """Hands out each tensor of a model once, under transformers' names."""
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Read a tensor of this shape, in the compute dtype; see `TensorReader`."""
+        ...
+
+    def ignore(self, name: str) -> None:
+        """Let a tensor be there for nothing."""
+        ...
+
+    def refuse_rest(self) -> None:
+        """Raise UnsupportedModel if some tensors were not asked for."""
+        ...
+
+
+class OnDevice:
+    """Another source's tensors, put on a device."""
+
+    def __init__(self, source: TensorSource, device: torch.device) -> None:
+        self._source = source
+        self._device = device
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """See `TensorSource.take`."""
+        return self._source.take(name, *shape).to(self._device)
+
+    def ignore(self, name: str) -> None:
+        """See `TensorSource.ignore`."""
+        self._source.ignore(name)
+
+    def refuse_rest(self) -> None:
+        """See `TensorSource.refuse_rest`."""
+        self._source.refuse_rest()
 
 
 class TensorReader:
@@ -66,7 +110,11 @@ class TensorReader:
         opened = self._files.pop(name, None)
         if opened is None:
             raise BrokenModel(self._folder, f"the weight files lack {name}")
-        tensor: Tensor = opened.get_tensor(name)
+        try:
+            tensor: Tensor = opened.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            reason = f"{name} can't be read ({error})"
+            raise BrokenModel(self._folder, reason) from error
         if tuple(tensor.shape) != shape:
             raise BrokenModel(
                 self._folder,

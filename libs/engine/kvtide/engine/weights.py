@@ -1,4 +1,4 @@
-"""Weights of a decoder, read from safetensors files; nothing else is ever opened."""
+"""Weights of a decoder, read from safetensors or GGUF; nothing else is opened."""
 
 import contextlib
 from collections.abc import Callable
@@ -9,7 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kvtide.engine.accelerator import CPU
 from kvtide.engine.architecture import Architecture
+from kvtide.engine.gguf_file import GgufFile
+from kvtide.engine.gguf_tensors import GgufTensors
 from kvtide.engine.linear import (
     Linear,
     WeightForm,
@@ -17,7 +20,12 @@ from kvtide.engine.linear import (
     make_linear,
     packing_available,
 )
-from kvtide.engine.tensor_files import TensorReader, weight_files
+from kvtide.engine.tensor_files import (
+    OnDevice,
+    TensorReader,
+    TensorSource,
+    weight_files,
+)
 from kvtide.engine.threads import one_thread
 
 _EMBEDDING = "model.embed_tokens.weight"
@@ -58,11 +66,12 @@ def read_weights(
     architecture: Architecture,
     dtype: torch.dtype,
     on_layer: Callable[[int], None],
+    device: torch.device = CPU,
 ) -> DecoderWeights:
     """Read all weights in the compute dtype; `on_layer` is called with each one done.
 
-    Linear weights are packed as float16 if the compute dtype is float32, this torch can
-    do it, and not one of them would be rounded; else all stay in the compute dtype. If
+    On the CPU linear weights are packed as float16 if the compute dtype is float32, this
+    torch can do it, and not one of them would be rounded; else all stay in the compute dtype. If
     that shows after some layers, reading starts again.
 
     Raises:
@@ -70,13 +79,20 @@ def read_weights(
         UnsupportedModel: there are tensors that this architecture has no use for.
     """
     files = weight_files(folder)
-    if dtype == torch.float32 and packing_available():
+    if device == CPU and dtype == torch.float32 and packing_available():
         with contextlib.suppress(_Inexact):
-            reader = TensorReader(files, dtype)
+            reader = _open(files, dtype)
             return _WeightReader(reader, architecture, "fp16-packed").read(on_layer)
-    return _WeightReader(TensorReader(files, dtype), architecture, "plain").read(
-        on_layer
-    )
+    source = _open(files, dtype)
+    if device != CPU:
+        source = OnDevice(source, device)
+    return _WeightReader(source, architecture, "plain").read(on_layer)
+
+
+def _open(files: tuple[Path, ...], dtype: torch.dtype) -> TensorSource:
+    if files[0].suffix == ".gguf":
+        return GgufTensors(GgufFile(files[0]), dtype)
+    return TensorReader(files, dtype)
 
 
 class _Inexact(Exception):  # noqa: N818
@@ -87,7 +103,7 @@ class _WeightReader:
     """Reads one decoder's weights in one form."""
 
     def __init__(
-        self, tensors: TensorReader, architecture: Architecture, form: WeightForm
+        self, tensors: TensorSource, architecture: Architecture, form: WeightForm
     ) -> None:
         self._tensors = tensors
         self._shape = architecture

@@ -27,6 +27,7 @@ def engine_of(settings: WorkerSettings) -> EngineThread:
             threads=settings.threads or None,
             cache_dir=cache_dir,
             dtype=settings.dtype,
+            device=settings.device,
             progress=report,
         )
 

@@ -54,6 +54,13 @@ def prepare_model(settings: UpSettings, console: Console) -> PreparedModel:
             folder = ensure_demo_model(settings.cache_dir, bar.show)
         return PreparedModel(str(folder), folder, folder.name)
     folder = Path(settings.model).expanduser()
+    if folder.suffix == ".gguf" and folder.is_file():
+        # its libraries take seconds to import
+        from kvtide.engine.gguf_folder import ensure_gguf_folder  # noqa: PLC0415
+
+        with console.status(f"model: reading {folder.name}"):
+            made = ensure_gguf_folder(folder, settings.cache_dir)
+        return PreparedModel(str(folder.resolve()), made, folder.stem)
     if folder.is_dir():
         # processes start elsewhere
         folder = folder.resolve()

@@ -1,0 +1,68 @@
+"""The KV memory of a sequence on an accelerator, with its bytes on the host too."""
+
+import torch
+from typing_extensions import override
+
+from kvtide.engine.facts import ModelFacts
+from kvtide.engine.memory import KvRun
+
+
+class DeviceRun(KvRun):
+    """K and V on a device for attention, and on the host for whoever moves bytes.
+
+    `part` gives the host's bytes: what a step computes is copied there layer by layer,
+    before anybody is told; what others wrote there is copied to the device before it is
+    attended to. So transfers, checksums and hand-over are the same as on the CPU.
+    """
+
+    def __init__(
+        self, facts: ModelFacts, capacity_tokens: int, device: torch.device
+    ) -> None:
+        """Take room for the capacity on the device, at once."""
+        super().__init__(facts, capacity_tokens)
+        shape = (2, capacity_tokens, facts.kv_heads, facts.head_dim)
+        dtype = getattr(torch, facts.kv_dtype)
+        self._on_device = [
+            torch.empty(shape, dtype=dtype, device=device) for _ in range(facts.layers)
+        ]
+        self._same = [0] * facts.layers
+
+    @property
+    @override
+    def length(self) -> int:
+        """Valid tokens from the start."""
+        return self._length
+
+    @length.setter
+    def length(self, tokens: int) -> None:
+        self._set_length(tokens)
+        # what follows may be written anew by others
+        self._same = [min(same, tokens) for same in self._same]
+
+    @override
+    def keys(self, layer: int) -> torch.Tensor:
+        super().keys(layer)  # refuses a closed run
+        return self._on_device[layer][0]
+
+    @override
+    def values(self, layer: int) -> torch.Tensor:
+        super().values(layer)
+        return self._on_device[layer][1]
+
+    @override
+    def wrote(self, layer: int, start: int, end: int) -> None:
+        super().keys(layer)[start:end] = self.keys(layer)[start:end]
+        super().values(layer)[start:end] = self.values(layer)[start:end]
+
+    @override
+    def complete(self, layer: int, start: int, end: int) -> None:
+        same = min(self._same[layer], start)
+        if same < start:
+            self.keys(layer)[same:start] = super().keys(layer)[same:start]
+            self.values(layer)[same:start] = super().values(layer)[same:start]
+        self._same[layer] = end
+
+    @override
+    def close(self) -> None:
+        super().close()
+        self._on_device = []
