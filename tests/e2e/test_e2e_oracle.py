@@ -34,7 +34,7 @@ def system(
     if request.param == "one-host":
         dram = str(DRAM_BYTES)
         with System(
-            folder, "--prefill", "2", "--decode", "2", "--dram", dram
+            folder, "--prefill", "2", "--decode", "2", "--dram", dram, "--ssd", "0"
         ) as running:
             yield running
         return

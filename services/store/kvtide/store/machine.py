@@ -275,7 +275,7 @@ class StoreMachine:
                 return self._reply(event, _failure("draining", "the store is leaving"))
             case PutBegin():
                 owner.unplugged = False
-                self.ssd.books.slot_bytes = message.slot_bytes
+                self.ssd.expect(message.slot_bytes, len(message.blocks))
                 return self._reply(event, self._puts.begin(owner, message, now_s))
             case PutCommit(lease=lease):
                 held = owner.leases.get(lease)

@@ -16,6 +16,9 @@ from kvtide.store.ssd.events import RecordDone, Trouble, WriteRecord
 from kvtide.store.ssd.format import record_bytes
 from kvtide.store.ssd.segments import Place
 
+PUT_MEMORY = 0.95
+"""What remains, from put to put, of how much an earlier one wanted."""
+
 BadSlot = Callable[[int, float], None]
 """The bytes of a slot are not what they should be: it is to be taken out of use."""
 
@@ -46,6 +49,7 @@ class Demotion:
         self._active = False
         self._full_bytes = books.inventory.table.arena_bytes
         self._evicted = 0
+        self._put_bytes = 0.0
 
     def __len__(self) -> int:
         """Writes under way."""
@@ -61,11 +65,19 @@ class Demotion:
             self._full_bytes = busy
         self._full_bytes = max(self._full_bytes, busy)
         busy -= self._leaving_bytes
-        if busy > rules.dram_high * self._full_bytes:
+        full = self._full_bytes
+        # as much as a put has wanted lately should be free when the next one comes
+        room = max((1 - rules.dram_high) * full, min(self._put_bytes, full / 2))
+        more = (rules.dram_high - rules.dram_low) * full
+        if busy > full - room:
             self._active = True
-        elif busy <= rules.dram_low * self._full_bytes:
+        elif busy <= full - room - more:
             self._active = False
         return self._active and self._books.slot_bytes > 0
+
+    def expect(self, put_bytes: float) -> None:
+        """A put wanted so much; the largest of the latest counts."""
+        self._put_bytes = max(put_bytes, PUT_MEMORY * self._put_bytes)
 
     def victims(self) -> list[int]:
         """What would be evicted next; empty: nothing may be."""

@@ -122,6 +122,11 @@ class SsdTier:
         """Bring blocks into DRAM for a reader; see ``Staging``."""
         return [*self.staging.stage(held, message, token, now_s)]
 
+    def expect(self, slot_bytes: int, blocks: int) -> None:
+        """Somebody asked for slots: so much room should be there for the next, too."""
+        self.books.slot_bytes = slot_bytes
+        self.demotion.expect(slot_bytes * blocks)
+
     def warm(self, keys: Sequence[BlockKey]) -> None:
         """Blocks are about to be read: the chain's head ends as the most recent."""
         entries = self.books.entries
