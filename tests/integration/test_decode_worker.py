@@ -12,7 +12,9 @@ from tests.integration.cluster import Cluster
 from tests.integration.pretended_gateway import PretendedGateway, pretended_gateway
 from tokenizers import Tokenizer
 
+from kvtide.bus.messages import Presence, PresenceReply
 from kvtide.engine.demo import default_cache_dir, ensure_demo_model
+from kvtide.kv import Located, Role
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -102,11 +104,36 @@ async def test_between_hosts_everything_goes_over_tcp(
             warm = await gateway.ask(ids, 8, decode="decode-1", reuse=copies)
             assert warm.ids == cold.ids[:8]
             assert warm.reused_tokens == 192
+            # a prefix whose blocks are on two hosts
+            longer = [*ids, *cold.ids, *ids[:40]]
+            there = await _only(gateway, longer, 3, "store-1")
+            both = await gateway.ask(
+                longer, 8, decode="decode-1", reuse=(*copies, there)
+            )
+            assert Oracle(folder).check(longer, both.ids).right
+            assert both.reused_tokens == 256
             # what decode completed went to the store on its own host
             history = [*ids, *cold.ids]
             assert await gateway.located(history, "store-1") == ()
             beat = (await gateway.member("store-1")).beat
             assert [load.used_slots for load in beat.load] == [1]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+async def _only(
+    gateway: PretendedGateway, tokens: list[int], block: int, store: str
+) -> Located:
+    """Wait until a store has this block of ``tokens``."""
+    inbox = gateway.node.subjects.inbox(
+        Role.STORE, (await gateway.member(store)).node, "query"
+    )
+    asked = Presence(keys=(gateway.keys(tokens)[block],))
+    async with asyncio.timeout(60):
+        while True:
+            reply = await gateway.node.bus.request(inbox, asked, timeout_s=5)
+            assert isinstance(reply, PresenceReply)
+            if reply.located:
+                return reply.located[0]
+            await asyncio.sleep(0.05)
 
 
 def test_a_model_that_cannot_be_served_ends_the_process_with_the_reason(
