@@ -4,7 +4,7 @@ from kvtide.kv import BlockKey, Located, SlotRef, Tier
 from kvtide.store.events import BlockRow, GoneRow, Verify
 from kvtide.store.inventory import Inventory
 from kvtide.store.spaces import Space
-from kvtide.store.ssd.entries import Block, Entries
+from kvtide.store.ssd.entries import Block, Entries, RowState
 from kvtide.store.ssd.events import FoundRecord
 from kvtide.store.ssd.rules import SsdRules
 from kvtide.store.ssd.segments import Place, Segments
@@ -102,6 +102,10 @@ class Books:
         """Forget everything, and say so."""
         while (row := self.entries.coldest()) is not None:
             self.drop(row, reason, now_s)
+        for row, state in enumerate(self.entries.state):
+            # what is being written ends for nothing
+            if state == RowState.RESERVED:
+                self.unreserve(row)
         self.era += 1
         self._first_number = self._number + 1
         self.entries = Entries()
