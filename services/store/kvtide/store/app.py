@@ -39,7 +39,8 @@ async def serve(
     ):
 
         def readiness() -> Readiness:
-            return Readiness(node.state is NodeState.READY, node.state)
+            detail = {"ssd": service.ssd_trouble} if service.ssd_trouble else {}
+            return Readiness(node.state is NodeState.READY, node.state, detail)
 
         health = HealthServer(
             registry=registry,

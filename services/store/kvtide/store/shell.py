@@ -162,6 +162,11 @@ class StoreService:
         node.set_state(NodeState.READY)
         log.info("store_ready", bytes=length, node=node.ref.node)
 
+    @property
+    def ssd_trouble(self) -> str:
+        """What is wrong with the SSD tier; empty: nothing. From any thread."""
+        return self._ssd.trouble
+
     async def close(self) -> None:
         """Take no more, end what waits, and give the memory back. Idempotent."""
         self._node.set_state(NodeState.DRAINING)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvtide.store.slots import SlotState
 from kvtide.store.ssd.books import Books
 from kvtide.store.ssd.entries import Block
-from kvtide.store.ssd.events import RecordDone, Trouble, WriteRecord
+from kvtide.store.ssd.events import KillRecord, RecordDone, Trouble, WriteRecord
 from kvtide.store.ssd.format import record_bytes
 from kvtide.store.ssd.segments import Place
 
@@ -50,6 +50,8 @@ class Demotion:
         self._full_bytes = books.inventory.table.arena_bytes
         self._evicted = 0
         self._put_bytes = 0.0
+        # records that were written for nothing, as no scan may know
+        self.void: list[KillRecord] = []
 
     def __len__(self) -> int:
         """Writes under way."""
@@ -143,6 +145,8 @@ class Demotion:
                 books.tally.ssd_demoted += 1
             else:
                 books.unreserve(job.row)
+                if job.unwanted:
+                    self.void.append(KillRecord(job.place, job.lsn))
             books.tally.ssd_demoted_bytes += job.place.length
         self._let_go(job, done, stored=stored and job.era == books.era, now_s=now_s)
         return True

@@ -146,6 +146,12 @@ class SsdLife:
             path=str(ssd_dir(self._settings)),
         )
 
+    @property
+    def trouble(self) -> str:
+        """What is wrong, for people; empty: nothing. From any thread."""
+        state, reason = self._said
+        return f"{state}: {reason}" if reason else ""
+
     async def close(self, timeout_s: float) -> None:
         """End what runs, and let go of the directory. Idempotent."""
         device, self._device = self._device, None

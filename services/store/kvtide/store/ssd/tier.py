@@ -200,6 +200,8 @@ class SsdTier:
             return [*replies, *killed]
         if not self.demotion.done(done, now_s):
             self.cleaning.done(done, unreadable)
+        killed += self.demotion.void
+        self.demotion.void = []
         if not self.books.is_current(done.number):
             return killed
         if done.trouble in (Trouble.UNWRITABLE, Trouble.FULL):
