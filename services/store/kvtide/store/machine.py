@@ -182,7 +182,19 @@ class StoreMachine:
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
         """Take one event; what must be done now, in order."""
-        return [*self._decide(event, now_s), *self.ssd.work(now_s)]
+        match event:
+            case Received(Presence() as asked, sender) if not self.leases.is_over(
+                sender
+            ):
+                # there are very many of them, and they leave nothing to do
+                return self._present(event, asked)
+            case _:
+                return [*self._decide(event, now_s), *self.ssd.work(now_s)]
+
+    def _present(self, event: Received, asked: Presence) -> list[Command]:
+        keys = asked.keys[: self.rules.keys_limit]
+        found = looking.present(self.inventory, self.ssd, keys)
+        return self._reply(event, PresenceReply(located=found))
 
     def _decide(self, event: Event, now_s: float) -> list[Command]:
         match event:
@@ -213,10 +225,8 @@ class StoreMachine:
         match event.message:
             case PutBegin() | PutCommit() | StageBlocks() | LeaseRelease() | Owned():
                 return self._lease_message(event, event.message, now_s)
-            case Presence(keys=keys):
-                asked = keys[: self.rules.keys_limit]
-                found = looking.present(self.inventory, self.ssd, asked)
-                return self._reply(event, PresenceReply(located=found))
+            case Presence():
+                return self._present(event, event.message)
             case SnapshotPull(after=after, limit=limit):
                 told: list[Command] = [*self.inventory.tell()]
                 limit = max(1, min(limit, self.rules.page_limit))
