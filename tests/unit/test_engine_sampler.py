@@ -81,7 +81,7 @@ def test_distribution_is_that_of_transformers(params: SamplingParams):
         )
 
 
-def test_a_nucleus_wider_than_the_head_is_whole():
+def test_a_wide_nucleus_is_whole():
     """Flat distributions: most of a large vocabulary is inside."""
     flat = 0.1 * torch.randn(2, 5000, generator=torch.Generator().manual_seed(3))
     params = [SamplingParams(top_p=0.9), SamplingParams(top_p=0.01)]

@@ -4,13 +4,15 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvtide.engine.sampling import SamplingParams
 
-# a nucleus is nearly always among this many likeliest tokens; else all are sorted
-_HEAD_TOKENS = 1024
+# how far a row's float32 weights may sum up beside 1
+_ROUNDING = 1e-5
 
 
 def edges_of(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -60,32 +62,22 @@ def _keep_top_k(scaled: Tensor, params: Sequence[SamplingParams]) -> None:
 
 
 def _nucleus_edges(weights: Tensor, params: Sequence[SamplingParams]) -> Tensor | None:
-    """For each row the least weight in its nucleus, [batch, 1]; 0 where all stay.
-
-    The nucleus is the smallest set of likeliest tokens with mass top_p.
-    """
-    limited = [i for i, one in enumerate(params) if one.top_p < 1]
-    if not limited:
+    """For each row the least weight in its nucleus, [batch, 1]; 0 where all stay."""
+    if all(one.top_p >= 1 for one in params):
         return None
-    edges = weights.new_zeros(len(params), 1)
-    some = weights if len(limited) == len(params) else weights[limited]
-    mass = torch.tensor(
-        [params[i].top_p for i in limited], dtype=torch.float64, device=weights.device
-    )[:, None]
-    head = min(_HEAD_TOKENS, weights.shape[-1])
-    edge, found = _edge_in_head(some, mass, head)
-    if not bool(found.all()):
-        rest = found.logical_not().nonzero()[:, 0]
-        edge[rest], _ = _edge_in_head(some[rest], mass[rest], weights.shape[-1])
-    edges[limited] = edge
-    return edges
+    edges = [
+        _nucleus_edge(row, one.top_p) if one.top_p < 1 else 0.0
+        for row, one in zip(weights.cpu().numpy(), params, strict=True)
+    ]
+    return _column(edges, weights)
 
 
-def _edge_in_head(weights: Tensor, mass: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The edges, and whether the first `size` tokens were enough to find them."""
-    falling = weights.topk(size, -1).values
-    cumulated = falling.cumsum(-1, dtype=torch.float64)
-    likelier = cumulated - falling
-    inside = (likelier < mass).sum(-1, keepdim=True)
-    found = (cumulated[:, -1:] >= mass) | (size == weights.shape[-1])
-    return falling.gather(1, inside - 1), found[:, 0]
+def _nucleus_edge(weights: NDArray[np.float32], top_p: float) -> float:
+    """The least weight in the smallest set of likeliest tokens with mass top_p."""
+    outside = 0.5 * (1.0 - top_p)
+    if outside > _ROUNDING:
+        # all tokens below this together have less mass than what stays outside
+        weights = weights[weights >= outside / len(weights)]
+    falling = np.sort(weights)[::-1]
+    likelier_mass = np.cumsum(falling, dtype=np.float64) - falling
+    return float(falling[np.searchsorted(likelier_mass, top_p) - 1])
