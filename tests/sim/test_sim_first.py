@@ -5,14 +5,22 @@ made-up engine makes every token depend on every byte of KV before it.
 """
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from unittest.mock import patch
 
+import msgspec
 import pytest
 import structlog
 
 from kvtide.bus import Incoming, NetworkFaults
-from kvtide.bus.messages import Cancel, FinishReason, Message, Owned
+from kvtide.bus.messages import (
+    Cancel,
+    FinishReason,
+    Message,
+    Owned,
+    TokenPage,
+    Tokens,
+)
 from kvtide.gateway.life import Finish, answer
 from kvtide.gateway.life.token_flow import Taken, TokenFlow
 from kvtide.kv import Located, SpaceTags
@@ -145,13 +153,12 @@ class RepeatingFlow(TokenFlow):
 
     def _take(
         self,
-        index: int,
-        ids: Sequence[int],
+        said: Tokens | TokenPage,
         finish: FinishReason | None,
         now_s: float,
     ) -> Taken:
-        del index
-        return super()._take(self.have, ids, finish, now_s)
+        again = msgspec.structs.replace(said, index=self.have)
+        return super()._take(again, finish, now_s)
 
 
 def violations(
