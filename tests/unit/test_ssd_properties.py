@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
+import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -373,5 +374,15 @@ class TierModel(SsdDriver, RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-TestTiers = TierModel.TestCase
-TestTiers.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestTiers = pytest.mark.timeout(180)(TierModel.TestCase)
+TestTiers.settings = settings(max_examples=12, stateful_step_count=30, deadline=None)
+
+
+class LongTierModel(TierModel):
+    """The same, for longer."""
+
+
+TestTiersLonger = pytest.mark.full(pytest.mark.timeout(1200)(LongTierModel.TestCase))
+TestTiersLonger.settings = settings(
+    max_examples=400, stateful_step_count=50, deadline=None
+)
