@@ -45,9 +45,13 @@ class _Held:
 class SimDecode(SimWorker[events.Event, events.Command]):
     """Drives a ``DecodeMachine`` as its shell does."""
 
+    limits = LIMITS
+    capacity_tokens = CAPACITY_TOKENS
+    step_s = STEP_S
+
     def __init__(self, kernel: Kernel, life: Life, node: Node, pool: SimPool) -> None:
         """Nothing is taken before ``start``."""
-        self.machine = DecodeMachine(node.ref, LIMITS, _keys)
+        self.machine = DecodeMachine(node.ref, self.limits, _keys)
         super().__init__(kernel, life, node, pool, Role.DECODE, HOPS, self.machine)
         self._held: dict[RequestRef, _Held] = {}
 
@@ -63,7 +67,7 @@ class SimDecode(SimWorker[events.Event, events.Command]):
             FACTS.block_tokens,
             FACTS.layers,
             FACTS.eos_token_ids,
-            CAPACITY_TOKENS,
+            self.capacity_tokens,
         )
 
     def _event_of(self, message: AnyMessage) -> events.Event | None:
@@ -186,7 +190,7 @@ class SimDecode(SimWorker[events.Event, events.Command]):
 
     async def _run_step(self, step: events.Step) -> events.Event:
         tokens = sum(len(row.tokens) for row in step.rows)
-        seconds = STEP_S + tokens / TOKENS_PER_S
+        seconds = self.step_s + tokens / TOKENS_PER_S
         await self._kernel.sleep(seconds, self._life)
         sampled: list[events.Sampled] = []
         for row in step.rows:
