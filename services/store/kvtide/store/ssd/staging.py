@@ -86,6 +86,7 @@ class Staging:
     @property
     def staged_bytes(self) -> int:
         """What staging takes of DRAM: blocks on their way, and those that won't stay."""
+        self._forget_guests()
         loading = sum(job.slot_bytes for job in self._loading.values())
         return loading + sum(guest.slot_bytes for guest in self._guests.values())
 
