@@ -47,6 +47,7 @@ class Vitals:
         """``host`` is equal for nodes that share memory."""
         self._lock = threading.Lock()
         self._roles = roles
+        self._capable = roles
         self.host = host
         self._started_wall_s = started_wall_s
         self._said = _Said()
@@ -127,6 +128,7 @@ class Vitals:
             return Beat(
                 node=node,
                 roles=self._roles,
+                capable=self._capable,
                 seq=self._seq,
                 host=self.host,
                 state=said.state,

@@ -117,6 +117,28 @@ def status(
 
 
 @app.command()
+def profile(
+    out: Annotated[
+        str | None,
+        typer.Option(help="File to write. Default: print it.", metavar="PATH"),
+    ] = None,
+    config: Config = None,
+    nats: Nats = None,
+    cluster: Cluster = None,
+    state_dir: StateDir = None,
+) -> None:
+    """Show what workers' work was measured to cost, as a profile for conductors."""
+    from kvtide.cli.commands.profile import show_profile  # noqa: PLC0415
+    from kvtide.cli.resolve import resolve_look  # noqa: PLC0415
+
+    flags = {"nats": nats, "cluster": cluster, "state_dir": state_dir}
+    path = Path(out) if out else None
+    leave(
+        lambda console: show_profile(resolve_look(config, flags), path, console=console)
+    )
+
+
+@app.command()
 def explain(
     request: Annotated[
         str,

@@ -87,6 +87,7 @@ async def _remembered(settings: RoleSettings, request: RequestId) -> Explanation
             reason=answer.reason,
             candidates=answer.candidates,
             source=node,
+            outcome=_of_actual(answer),
         )
         for node, answer in answers.items()
         if isinstance(answer, Explained)
@@ -103,6 +104,21 @@ async def _recorded(settings: RoleSettings, asked: str) -> Explanation | None:
         request = await catalog.find_request(asked)
         decisions = await catalog.decisions(request) if request is not None else ()
     return _of_row(decisions[-1]) if decisions else None
+
+
+def _of_actual(answer: Explained) -> DecisionOutcome | None:
+    """What the conductor heard of the request's end."""
+    actual = answer.actual
+    if actual is None:
+        return None
+    return DecisionOutcome(
+        request=answer.request,
+        attempt=answer.attempt,
+        outcome=actual.outcome,
+        cached_tokens=actual.cached_tokens,
+        ttft_ms=actual.ttft_ms,
+        tbt_ms=actual.tbt_ms,
+    )
 
 
 def _is_missing(url: str) -> bool:

@@ -21,6 +21,8 @@ _HUBER = 1.345
 _MAD_TO_SIGMA = 1.4826
 _LEAST_SIGMA = 0.02
 _FEW = 8
+_MOST = 1e6
+"""A sample that is so far from the seed is no sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class FitRules:
     """
 
     forget: float = 0.98
-    pull: float = 0.05
+    pull: float = 0.001
     window: int = 63
 
 
@@ -77,6 +79,8 @@ class RobustFit:
         scaled = np.array(x, dtype=np.float64) * self._spread
         if not (np.isfinite(scaled).all() and np.isfinite(y) and y > 0):
             return
+        if scaled.max() > _MOST * y:
+            return
         u = scaled / y
         error = abs(1.0 - float(u @ self._solved()))
         weight = 1.0
@@ -110,8 +114,11 @@ def _not_negative(a: Vector, b: Vector) -> Vector:
     for count in range(size, 0, -1):
         for chosen in combinations(range(size), count):
             rows = list(chosen)
-            part = np.linalg.solve(a[np.ix_(rows, rows)], b[rows])
-            if (part < 0).any():
+            try:
+                part = np.linalg.solve(a[np.ix_(rows, rows)], b[rows])
+            except np.linalg.LinAlgError:
+                continue
+            if not (part >= 0).all():
                 continue
             value = -0.5 * float(b[rows] @ part)
             if value < least:

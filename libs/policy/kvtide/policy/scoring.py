@@ -315,24 +315,27 @@ def _estimates(
     ask: Ask, fleet: Fleet, scores: _Scores, plans: _Plans, rows: Ints
 ) -> tuple[Estimate, ...]:
     """Those candidates as people see them."""
-    figures = zip(
-        rows.tolist(),
-        scores.decode[rows].tolist(),
-        plans.blocks[rows].tolist(),
-        scores.queue_ms[rows].tolist(),
-        plans.transfer_ms[rows].tolist(),
-        plans.compute_ms[rows].tolist(),
-        scores.ttft_ms[rows].tolist(),
-        scores.tbt_ms[rows].tolist(),
-        scores.wait_ms[rows].tolist(),
-        strict=True,
-    )
+    decode: list[int] = scores.decode[rows].tolist()
+    blocks: list[int] = plans.blocks[rows].tolist()
+    times_ms: list[list[float]] = np.stack(
+        [
+            scores.queue_ms[rows],
+            plans.transfer_ms[rows],
+            plans.compute_ms[rows],
+            scores.ttft_ms[rows],
+            scores.tbt_ms[rows],
+            scores.wait_ms[rows],
+        ],
+        axis=1,
+    ).tolist()
     estimates: list[Estimate] = []
-    for row, partner, blocks, *times_ms in figures:
-        decode = fleet.decodes.refs[partner]
-        prefill = _prefill(fleet.prefills, row) or decode
-        hit_tokens = blocks * ask.block_tokens
-        estimates.append(Estimate(prefill.node, decode.node, hit_tokens, *times_ms))
+    shown: list[int] = rows.tolist()
+    for at, row in enumerate(shown):
+        partner = fleet.decodes.refs[decode[at]]
+        maker = _prefill(fleet.prefills, row) or partner
+        hit_tokens = blocks[at] * ask.block_tokens
+        times = times_ms[at]
+        estimates.append(Estimate(maker.node, partner.node, hit_tokens, *times))
     return tuple(estimates)
 
 

@@ -6,6 +6,8 @@ from kvtide.bus.messages import (
     Admit,
     Beat,
     CandidateEstimate,
+    ChangeRoles,
+    CostsKnown,
     DropExtras,
     Explained,
     Failure,
@@ -17,7 +19,7 @@ from kvtide.bus.messages import (
     StatusReply,
 )
 from kvtide.conductor.events import ReplyTo
-from kvtide.kv import NodeId
+from kvtide.kv import NodeId, Role
 
 Answer = Placed | Rejected
 """What an ``Admit`` gets."""
@@ -28,7 +30,7 @@ class Reply:
     """Answer a question."""
 
     reply_to: ReplyTo
-    message: Answer | StatusReply | Explained | Failure
+    message: Answer | StatusReply | Explained | CostsKnown | Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,15 @@ class TellStore:
     message: Replicate | DropExtras
 
 
+@dataclass(frozen=True, slots=True)
+class TellWorker:
+    """Have a worker take work of other roles, told at its inbox of the role ``inbox``."""
+
+    worker: NodeId
+    inbox: Role
+    message: ChangeRoles
+
+
 Command = (
     Reply
     | Announce
@@ -87,4 +98,5 @@ Command = (
     | RecordNode
     | RecordNodeGone
     | TellStore
+    | TellWorker
 )

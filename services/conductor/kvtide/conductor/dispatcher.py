@@ -31,6 +31,7 @@ from kvtide.conductor.events import (
     BlockNews,
     BlocksMoved,
     BlocksWarmed,
+    CostsAsked,
     EndHeard,
     Event,
     ExplainAsked,
@@ -62,6 +63,7 @@ from kvtide.conductor.reducers.membership import Membership
 from kvtide.conductor.reducers.outlook import Outlook
 from kvtide.conductor.reducers.prefix_index import PrefixIndex
 from kvtide.conductor.reducers.replication import Replication, ReplicationRules
+from kvtide.conductor.reducers.roles import RoleAdvice, Roles
 from kvtide.conductor.reducers.sight import Sight
 from kvtide.conductor.serving import ServingRules
 from kvtide.kv import NodeRef, Role
@@ -102,6 +104,7 @@ class Dispatcher:
         self._tenants = TenantLimits(serving.quotas, serving.default_quota)
         self._answers = Answers(self._limits)
         self._explanations = Explanations(self._limits.explanations)
+        self._roles = Roles(self._members, serving.roles)
         rules = replication or ReplicationRules()
         self._replication = Replication(self._members, self._index, rules)
         self._admission = Admission(
@@ -137,6 +140,8 @@ class Dispatcher:
                 return [Reply(reply_to, self._status(question, now_s))]
             case ExplainAsked(query, reply_to):
                 return [Reply(reply_to, self._explanations.explain(query.request))]
+            case CostsAsked(reply_to):
+                return [Reply(reply_to, self._costs.known())]
             case _:
                 assert_never(question)
 
@@ -179,7 +184,8 @@ class Dispatcher:
                 self._answers.clear()
             case Tick():
                 self._tick(now_s)
-                return [*self._replication.tick(self.me, now_s)]
+                copies = self._replication.tick(self.me, now_s)
+                return [*copies, *self._roles.tick(self.me, now_s)]
             case _:
                 assert_never(news)
         return []
@@ -209,6 +215,16 @@ class Dispatcher:
             for beat in self._members.live(Role.STORE)
         )
 
+    @property
+    def advice(self) -> tuple[RoleAdvice, ...]:
+        """How loaded each role of workers is, and how many workers it would need."""
+        return self._roles.advice()
+
+    @property
+    def costs(self) -> Costs:
+        """What was fitted; read only."""
+        return self._costs
+
     def load(self) -> ConductorLoad:
         """What this conductor says of itself in its beats."""
         return ConductorLoad(
@@ -227,6 +243,7 @@ class Dispatcher:
             self._replication.store_seen(beat.node, now_s)
         self._costs.seen(beat, before)
         self._fleet.seen(beat)
+        self._roles.seen(beat)
         self._bookings.reported(beat.node.node, now_s)
         if before is not None and _recorded(before) == _recorded(beat):
             return []
@@ -244,6 +261,7 @@ class Dispatcher:
 
     def _lost(self, beat: Beat) -> None:
         """That life of a node is over, and with it what it held and owned."""
+        self._roles.gone(beat.node)
         if Role.STORE in beat.roles:
             self._index.forget_life(beat.node)
             self._replication.store_gone(beat.node)

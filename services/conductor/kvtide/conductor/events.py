@@ -115,7 +115,14 @@ class Tick:
     """Time has passed. Expected about twice a second."""
 
 
-Question = AdmitAsked | StatusAsked | ExplainAsked
+@dataclass(frozen=True, slots=True)
+class CostsAsked:
+    """Somebody asks what workers' work costs."""
+
+    reply_to: ReplyTo
+
+
+Question = AdmitAsked | StatusAsked | ExplainAsked | CostsAsked
 """Gets one ``Reply``."""
 
 BlockNews = BlocksMoved | BlocksWarmed | StoreForgotten | StoreExact

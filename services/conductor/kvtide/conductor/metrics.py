@@ -1,5 +1,7 @@
 """What a conductor counts."""
 
+from collections.abc import Mapping, Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from kvtide.bus.messages import (
@@ -13,6 +15,9 @@ from kvtide.bus.messages import (
 )
 from kvtide.conductor.commands import Answer
 from kvtide.conductor.prediction_metrics import PredictionMetrics
+from kvtide.conductor.reducers.roles import RoleAdvice
+from kvtide.conductor.worker_metrics import WorkerMetrics
+from kvtide.policy.class_costs import FitErrors
 
 _DECISION_BUCKETS_S = (
     0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 0.5,
@@ -73,6 +78,16 @@ class ConductorMetrics:
             "1 when all stores' blocks are known",
             registry=registry,
         )
+
+        self._workers = WorkerMetrics(registry)
+
+    def advice(self, advice: Sequence[RoleAdvice]) -> None:
+        """How loaded both roles are."""
+        self._workers.advice(advice)
+
+    def fits(self, errors: Mapping[str, FitErrors]) -> None:
+        """How far off the fitted costs are."""
+        self._workers.fits(errors)
 
     def decided(self, admit: Admit, answer: Answer, seconds: float) -> None:
         """An admission was answered."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvtide.conductor.reducers.limits import TenantQuota
+from kvtide.conductor.reducers.roles import RoleRules
 from kvtide.kv import TenantId
 from kvtide.policy import Prediction
 from kvtide.policy.class_costs import ClassProfile
@@ -18,6 +19,7 @@ class ServingRules:
         default_factory=dict[TenantId, TenantQuota]
     )
     default_quota: TenantQuota = field(default_factory=TenantQuota)
+    roles: RoleRules = field(default_factory=RoleRules)
     profiles: Mapping[str, ClassProfile] = field(
         default_factory=dict[str, ClassProfile]
     )

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from kvtide.conductor.profiles import load_profiles
 from kvtide.conductor.reducers.limits import TenantQuota
 from kvtide.conductor.reducers.replication import ReplicationRules
+from kvtide.conductor.reducers.roles import RoleRules
 from kvtide.conductor.serving import ServingRules
 from kvtide.kv import TenantId
 from kvtide.policy import (
@@ -103,6 +104,11 @@ class ConductorSettings(RoleSettings):
     default_quota: TenantSettings = Field(
         default_factory=TenantSettings,
         description="quotas of each tenant that has none of its own",
+    )
+    move_roles: bool = Field(
+        default=True,
+        description="move workers that can do both between prefill and decode when "
+        "one of the two stays much more loaded",
     )
     profiles: Path | None = Field(
         default=None,
@@ -226,5 +232,10 @@ class ConductorSettings(RoleSettings):
                 if own.limited
             },
             default_quota=self.default_quota.quota(),
+            roles=RoleRules(
+                enabled=self.move_roles,
+                ttft_ms=self.ttft_ms or RoleRules().ttft_ms,
+                tbt_ms=self.tbt_ms or RoleRules().tbt_ms,
+            ),
             profiles=load_profiles(self.profiles) if self.profiles else {},
         )

@@ -21,6 +21,7 @@ from kvtide.bus import (
 )
 from kvtide.bus.messages import (
     Admit,
+    CostsQuery,
     ExplainQuery,
     Failure,
     Message,
@@ -41,10 +42,12 @@ from kvtide.conductor.commands import (
     RecordNodeGone,
     Reply,
     TellStore,
+    TellWorker,
 )
 from kvtide.conductor.dispatcher import Dispatcher
 from kvtide.conductor.events import (
     AdmitAsked,
+    CostsAsked,
     EndHeard,
     Event,
     ExplainAsked,
@@ -152,6 +155,8 @@ class ConductorService:
                 return StatusAsked(self._node.roster.live(), reply_to)
             case ExplainQuery() as query:
                 return ExplainAsked(query, reply_to)
+            case CostsQuery():
+                return CostsAsked(reply_to)
             case _:
                 return None
 
@@ -178,6 +183,8 @@ class ConductorService:
             load = self._dispatcher.load()
             self._node.report(load)
             self._metrics.load(load)
+            self._metrics.advice(self._dispatcher.advice)
+            self._metrics.fits(self._dispatcher.costs.errors())
             self._exact = load.exact
             await self._node.clock.sleep(TICK_S)
 
@@ -193,6 +200,8 @@ class ConductorService:
                 await self._announce(command.made)
             elif isinstance(command, TellStore):
                 await self._tell_store(command)
+            elif isinstance(command, TellWorker):
+                await self._tell_worker(command)
 
     async def _announce(self, made: PlacementMade) -> None:
         """At most once: others then learn of the load from the workers' reports."""
@@ -213,6 +222,16 @@ class ConductorService:
         except (BusError, LimitError) as error:
             _log.info("store_not_told", store=command.store, error=str(error))
 
+    async def _tell_worker(self, command: TellWorker) -> None:
+        """At most once: it is told again until its beats say that it has changed."""
+        inbox = self._node.subjects.inbox(command.inbox, command.worker, Hop.CONTROL)
+        roles = [str(role) for role in command.message.roles]
+        _log.info("worker_told_roles", worker=command.worker, roles=roles)
+        try:
+            await self._node.bus.publish(inbox, command.message)
+        except (BusError, LimitError) as error:
+            _log.info("worker_not_told", worker=command.worker, error=str(error))
+
     def _record(self, commands: list[Command]) -> None:
         wall_s = self._node.clock.wall()
         for command in commands:
@@ -228,7 +247,7 @@ class ConductorService:
                     self._put(node_row(beat, wall_s))
                 case RecordNodeGone(_, beat):
                     self._put(node_row(beat, wall_s, gone=True))
-                case Reply() | Announce() | TellStore():
+                case Reply() | Announce() | TellStore() | TellWorker():
                     pass
                 case _:
                     assert_never(command)

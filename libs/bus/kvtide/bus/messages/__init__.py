@@ -96,6 +96,8 @@ from kvtide.bus.messages.sampling import (
 )
 from kvtide.bus.messages.status import (
     ActualTimes,
+    CostsKnown,
+    CostsQuery,
     Explained,
     ExplainQuery,
     NodeView,
@@ -185,6 +187,8 @@ AnyMessage = (
     | StatusReply
     | ExplainQuery
     | Explained
+    | CostsQuery
+    | CostsKnown
 )
 """The closed union of everything that may be on the bus."""
 
@@ -210,6 +214,8 @@ __all__ = [
     "ChangeRoles",
     "CommitBlock",
     "ConductorLoad",
+    "CostsKnown",
+    "CostsQuery",
     "DecodeFailed",
     "DecodeLoad",
     "DecodeTimes",

@@ -69,3 +69,17 @@ class Explained(Message, frozen=True, tag="explained"):
     considered: int = 0
     others: OtherCandidates | None = None
     actual: ActualTimes | None = None
+
+
+class CostsQuery(Message, frozen=True, tag="costs_query"):
+    """→ ``CostsKnown``: what workers' work was found to cost."""
+
+
+class CostsKnown(Message, frozen=True, tag="costs_known"):
+    """Costs by worker class, as TOML that a conductor takes as its ``profiles``.
+
+    ``samples`` are those that they were fitted to, seeds included none.
+    """
+
+    profiles: str
+    samples: int

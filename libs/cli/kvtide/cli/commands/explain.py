@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kvtide.bus.messages import CandidateEstimate
 from kvtide.catalog import DecisionOutcome
 from kvtide.cli.explanations import Explanation, find_explanation
 from kvtide.runtime.settings import RoleSettings
@@ -29,16 +30,23 @@ def show_explanation(
         f"(from {explained.source})",
     ]
     if explained.outcome is not None:
-        lines.append(_outcome(explained.outcome))
+        predicted = explained.candidates[0] if explained.candidates else None
+        lines.append(_outcome(explained.outcome, predicted))
     for line in lines:
         console.print(line, highlight=False, markup=False)
     console.print(_table(explained))
 
 
-def _outcome(outcome: DecisionOutcome) -> str:
+def _outcome(outcome: DecisionOutcome, predicted: CandidateEstimate | None) -> str:
     text = f"{outcome.outcome}, {outcome.cached_tokens} tokens came from the pool"
-    if outcome.ttft_ms is not None:
-        text += f", TTFT {outcome.ttft_ms:.1f} ms"
+    for name, actual_ms, guess_ms in (
+        ("TTFT", outcome.ttft_ms, predicted and predicted.ttft_ms),
+        ("TBT", outcome.tbt_ms, predicted and predicted.tbt_ms),
+    ):
+        if actual_ms is not None:
+            text += f", {name} {actual_ms:.1f} ms"
+            if guess_ms is not None:
+                text += f" (predicted {guess_ms:.1f})"
     return text
 
 

@@ -6,10 +6,11 @@ A worker whose class isn't known is a class of its own.
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from kvtide.bus.messages import Beat, DecodeLoad, PrefillLoad
+from kvtide.bus.messages import Beat, CostsKnown, DecodeLoad, PrefillLoad
 from kvtide.policy import CostSeeds, LoadCurve, PrefillCurve, StepCurve
 from kvtide.policy.class_costs import ClassCosts, ClassProfile, FitErrors
 from kvtide.policy.curves import load_curve, prefill_curve
+from kvtide.policy.profiles import write_profiles
 
 MAX_CLASSES = 4096
 
@@ -70,6 +71,13 @@ class Costs:
     def profiles(self) -> dict[str, ClassProfile]:
         """What is believed of each class now."""
         return {name: fits.profile for name, fits in self._classes.items()}
+
+    def known(self) -> CostsKnown:
+        """What is believed, as a message."""
+        return CostsKnown(
+            profiles=write_profiles(self.profiles()),
+            samples=sum(fits.samples for fits in self._classes.values()),
+        )
 
     def errors(self) -> dict[str, FitErrors]:
         """How far off each class's fits are."""

@@ -27,6 +27,7 @@ class Membership:
         """Start with nobody."""
         self._beats: dict[NodeId, Beat] = {}
         self._lines: dict[str, Line | None] = {}
+        self._roles: dict[Role, tuple[NodeId, ...]] = {}
         self.version = 0
         """Changes whenever a node comes, goes, or changes what it offers."""
 
@@ -53,6 +54,7 @@ class Membership:
 
     def _changed(self) -> None:
         self._lines.clear()
+        self._roles.clear()
         self.version += 1
 
     def get(self, node: NodeId) -> Beat | None:
@@ -66,8 +68,12 @@ class Membership:
 
     def live(self, role: Role) -> tuple[Beat, ...]:
         """Nodes of a role, ready or not, by name."""
-        beats = sorted(self._beats.items())
-        return tuple(beat for _, beat in beats if role in beat.roles)
+        names = self._roles.get(role)
+        if names is None:
+            beats = sorted(self._beats.items())
+            names = tuple(node for node, beat in beats if role in beat.roles)
+            self._roles[role] = names
+        return tuple(self._beats[node] for node in names)
 
     def ready(self, role: Role) -> tuple[Beat, ...]:
         """Nodes of a role that take new work, by name."""
