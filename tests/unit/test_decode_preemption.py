@@ -84,7 +84,7 @@ def test_what_never_fits_is_refused_before_any_work() -> None:
 
 def test_what_would_break_the_target_of_those_that_run_is_refused() -> None:
     world = World(LIMITS, capacity_tokens=60 * BLOCK)
-    strict = structs.replace(asked("a", 2, 200), tbt_ms=45.0)
+    strict = structs.replace(asked("a", 2, 200), tbt_ms=42.0)
 
     def steps(count: int) -> None:
         """Some, of 20 ms and 10 ms for each row."""
@@ -96,7 +96,7 @@ def test_what_would_break_the_target_of_those_that_run_is_refused() -> None:
 
     world.tell(events.WorkArrived(strict))
     steps(10)
-    assert world.machine.load().tbt_ms == 45.0
+    assert world.machine.load().tbt_ms == 42.0
     world.tell(events.WorkArrived(asked("b", 2, 200)))
     assert isinstance(world.replies[-1], WorkAccepted)
     steps(10)  # two rows take 40 ms, three would take 50

@@ -59,6 +59,19 @@ def test_whatever_was_measured_costs_are_never_negative_and_chunks_fit(
             assert cost.ms(StepShape.of([(start, start + tokens)])) <= 200.0 * 1.05 + 1
 
 
+@pytest.mark.parametrize("count", [1, 5, 1000])
+def test_steps_that_are_all_alike_tell_little_of_others(count: int) -> None:
+    cost = StepCost(0.0, 3.0)
+    for _ in range(count):
+        cost.add(StepShape.of([(0, 1)]), 43.0)
+    assert cost.ms(StepShape.of([(0, 1)])) == pytest.approx(43, rel=0.2)
+    assert 3000 < cost.ms(StepShape.of([(0, 2000)])) < 12_000
+    for _ in range(count):
+        cost.add(StepShape.of([(0, 1000)]), 1000.0)
+    if count > 1:
+        assert cost.ms(StepShape.of([(0, 1000)])) == pytest.approx(1000, rel=0.25)
+
+
 def test_what_bounds_a_step_is_its_fixed_part_or_its_tokens() -> None:
     cost = StepCost(0.0, 1.0)
     assert cost.bound is None

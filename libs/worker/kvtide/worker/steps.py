@@ -5,8 +5,11 @@ from dataclasses import dataclass
 
 from kvtide.bus.messages import Bound, StepSample
 
-_RIDGE = 1e-4
-"""Of each diagonal, so that steps which are all alike can be fitted too."""
+_NOISE_SHARE = 0.2
+"""How far a measured step may be off, as a share of it."""
+
+_FIXED_DOUBT_MS = 100.0
+"""How far off the assumed fixed part may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +42,25 @@ class StepShape:
 class StepCost:
     """ms = fixed + per_token · new + per_pair · attended, by decayed least squares.
 
-    The three are never negative. Until something is measured they are what
-    ``first_token_ms`` and ``fixed_ms`` say; those weigh as one step and fade.
+    The three are never negative. What is assumed before anything is measured keeps a
+    little weight for ever, as a normal prior does: steps that were all alike, all of one
+    token say, tell nothing of others, and must not make those look free or endless.
     """
 
     def __init__(
         self, fixed_ms: float, token_ms: float, *, half_life_steps: float = 32.0
     ) -> None:
-        """Nothing is measured yet."""
+        """Nothing is measured yet; these are assumed."""
         self._fade = 0.5 ** (1 / half_life_steps)
         self._fixed, self._token, self._pair = fixed_ms, token_ms, 0.0
-        self._gram = [[0.0] * 3 for _ in range(3)]
-        self._moment = [0.0] * 3
+        doubts = (max(_FIXED_DOUBT_MS, fixed_ms), 5 * token_ms, token_ms / 300)
+        self._assumed = _Sums()
+        for i, (value, doubt) in enumerate(
+            zip((fixed_ms, token_ms, 0.0), doubts, strict=True)
+        ):
+            self._assumed.gram[i][i] = 1 / doubt**2
+            self._assumed.moment[i] = value / doubt**2
+        self._measured = _Sums()
         self.last: StepSample | None = None
         self.steps = 0
 
@@ -60,13 +70,8 @@ class StepCost:
             return
         self.last = StepSample(shape.rows, shape.new, shape.attended, ms)
         self.steps += 1
-        x = _features(shape)
-        # relative errors count, so that long steps do not drown short ones
-        weight = 1 / ms**2
-        for i in range(3):
-            self._moment[i] = self._moment[i] * self._fade + weight * x[i] * ms
-            for j in range(3):
-                self._gram[i][j] = self._gram[i][j] * self._fade + weight * x[i] * x[j]
+        self._measured.fade(self._fade)
+        self._measured.add(shape, ms, 1 / _NOISE_SHARE**2)
         self._solve()
 
     def ms(self, shape: StepShape) -> float:
@@ -100,9 +105,10 @@ class StepCost:
 
     def _solve(self) -> None:
         """Least squares with the coefficients that come out negative left out."""
+        sums = self._assumed.plus(self._measured)
         active = [0, 1, 2]
         while active:
-            solved = _solved(self._gram, self._moment, active)
+            solved = _solved(sums.gram, sums.moment, active)
             if solved is None:
                 return
             worst = min(range(len(active)), key=solved.__getitem__)
@@ -113,6 +119,40 @@ class StepCost:
                 self._fixed, self._token, self._pair = found
                 return
             del active[worst]
+
+
+class _Sums:
+    """The sums of a weighted least squares."""
+
+    def __init__(self) -> None:
+        """Of no step."""
+        self.gram = [[0.0] * 3 for _ in range(3)]
+        self.moment = [0.0] * 3
+
+    def add(self, shape: StepShape, ms: float, weight: float) -> None:
+        """One more; relative errors count, so that long steps do not drown short ones."""
+        if ms <= 0:
+            return
+        x = _features(shape)
+        for i in range(3):
+            self.moment[i] += weight / ms * x[i]
+            for j in range(3):
+                self.gram[i][j] += weight / ms**2 * x[i] * x[j]
+
+    def fade(self, share: float) -> None:
+        """What was counts less."""
+        self.moment = [each * share for each in self.moment]
+        self.gram = [[each * share for each in row] for row in self.gram]
+
+    def plus(self, other: "_Sums") -> "_Sums":
+        """Both."""
+        both = _Sums()
+        both.moment = [a + b for a, b in zip(self.moment, other.moment, strict=True)]
+        both.gram = [
+            [a + b for a, b in zip(mine, theirs, strict=True)]
+            for mine, theirs in zip(self.gram, other.gram, strict=True)
+        ]
+        return both
 
 
 class Busy:
@@ -151,12 +191,9 @@ def _features(shape: StepShape) -> tuple[float, float, float]:
 def _solved(
     gram: list[list[float]], moment: list[float], active: list[int]
 ) -> list[float] | None:
-    """Gauss's elimination of a small positive system, slightly ridged."""
+    """Gauss's elimination of a small positive system."""
     size = len(active)
-    rows = [
-        [gram[i][j] * (1 + _RIDGE if i == j else 1) for j in active] + [moment[i]]
-        for i in active
-    ]
+    rows = [[gram[i][j] for j in active] + [moment[i]] for i in active]
     for k in range(size):
         pivot = rows[k][k]
         if pivot <= 0:

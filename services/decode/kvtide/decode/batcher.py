@@ -62,7 +62,7 @@ class DecodeMachine:
         self._step: events.Step | None = None
         self._steps = 0
         self._step_ms = limits.initial_step_ms
-        self._cost = StepCost(limits.initial_step_ms, 1.0)
+        self._cost = StepCost(limits.initial_step_ms, limits.initial_step_ms / 20)
         self._busy = Busy()
         self._now_s = 0.0
         self._out: list[Command] = []

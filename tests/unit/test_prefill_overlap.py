@@ -1,0 +1,95 @@
+"""A reused prefix comes layer by layer, and each layer is computed as soon as it is there."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+from tests.unit.shell_world import Model, Pool, Runner, prefill_work, until, world_of
+from torch import Tensor
+
+from kvtide.bus import Hop
+from kvtide.bus.messages import Ack, HandoverTaken, PrefillDone
+from kvtide.engine.runner import Chunk
+from kvtide.kv import Located, RequestId, Role
+from kvtide.pool import MissReason, ReadOutcome
+from kvtide.prefill import layered_load
+
+
+@dataclass
+class Told(Runner):
+    """Says when the first layer is computed."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+    first_made: asyncio.Event = field(default_factory=asyncio.Event)
+    starts: list[int] = field(default_factory=list[int])
+
+    def step(
+        self,
+        chunks: Sequence[Chunk],
+        on_layer: Callable[[int], None] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> list[Tensor | None]:
+        self.starts.append(chunks[0].start)
+
+        def told(layer: int) -> None:
+            assert on_layer is not None
+            on_layer(layer)
+            if self.loop is not None:
+                self.loop.call_soon_threadsafe(self.first_made.set)
+
+        return super().step(chunks, told, cancelled)
+
+
+@dataclass
+class SlowPool(Pool):
+    """Gives the second layer only after the first one was computed."""
+
+    first_made: asyncio.Event = field(default_factory=asyncio.Event)
+    bad_layer: int | None = None
+    layers: list[int] = field(default_factory=list[int])
+
+    async def read_headers(
+        self, located: Sequence[Located], *rest: object, **options: object
+    ) -> list[None]:
+        del rest, options
+        return [cast("None", object()) for _ in located]
+
+    async def read_blocks(
+        self, located: Sequence[Located], *rest: object, **options: object
+    ) -> list[ReadOutcome]:
+        parts = options["parts"]
+        assert isinstance(parts, range)
+        layer = parts.start // 2
+        assert len(parts) == 2
+        self.layers.append(layer)
+        if layer > 0:
+            await self.first_made.wait()
+        if layer == self.bad_layer:
+            miss = ReadOutcome(MissReason.CORRUPT, detail="flipped")
+            return [ReadOutcome(), *[miss] * (len(located) - 1)]
+        return [ReadOutcome() for _ in located]
+
+
+@pytest.mark.parametrize("bad_layer", [None, 1])
+async def test_the_next_layer_loads_while_one_is_computed(
+    monkeypatch: pytest.MonkeyPatch, bad_layer: int | None
+) -> None:
+    monkeypatch.setattr(layered_load, "READ_BYTES", 1)
+    runner = Told(loop=asyncio.get_running_loop())
+    pool = SlowPool(first_made=runner.first_made, bad_layer=bad_layer)
+    async with world_of(Role.PREFILL, pool, Model(runner=runner)) as world:
+        await world.ask(prefill_work("a", 40, reuse=2))
+        done = await world.told("a")  # it would never come if all was loaded first
+        assert isinstance(done, PrefillDone)
+        assert pool.layers == [0, 1]
+        if bad_layer is None:
+            assert runner.starts == [32]
+            assert (done.reused_tokens, done.computed_tokens) == (32, 7)
+        else:  # the second block is computed, and what depends on it again
+            assert runner.starts == [32, 16]
+            assert (done.reused_tokens, done.computed_tokens) == (16, 23)
+        taken = HandoverTaken(request=RequestId("a"), attempt=1)
+        assert isinstance(await world.send(Hop.CONTROL, taken), Ack)
+        await until(lambda: all(run.closed for run in world.model.runs), "runs end")
