@@ -42,7 +42,9 @@ from kvtide.conductor.events import (
     StatusAsked,
     Tick,
 )
-from kvtide.kv import BlockKey, Located, NodeId, NodeRef, Role
+from kvtide.conductor.reducers.limits import TenantQuota
+from kvtide.conductor.serving import ServingRules
+from kvtide.kv import BlockKey, Located, NodeId, NodeRef, Role, TenantId
 from kvtide.policy import ColumnPolicy, PolicyName, Targets, rules_of
 
 pytestmark = pytest.mark.timeout(180)  # many examples; seconds on a free machine
@@ -66,8 +68,18 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        policy = ColumnPolicy(rules_of(PolicyName.BEST), targets=Targets(queue_ms=5000))
-        self.minds = [Dispatcher(ref(name), policy=policy) for name in ("c1", "c2")]
+        targets = Targets(queue_ms=5000)
+        quota = TenantQuota(concurrent_requests=5)
+        serving = ServingRules(quotas={TenantId("t"): quota})
+        self.minds = [
+            Dispatcher(
+                ref(name), policy=ColumnPolicy(rules, targets=targets), serving=serving
+            )
+            for name, rules in (
+                ("c1", rules_of(PolicyName.BEST)),
+                ("c2", rules_of(PolicyName.ALGORITHM1)),
+            )
+        ]
         self.now_s = 1000.0
         self.questions = 0
         self.live: dict[str, int] = {}

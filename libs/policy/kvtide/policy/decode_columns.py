@@ -68,7 +68,7 @@ def best_by_host(host: Ints, pace: Floats, hosts: int) -> Ints:
     """The worker with the least ``pace`` on each host, the first of equals; -1 for none."""
     best = np.full(hosts, -1, dtype=np.int64)
     # of equals the first must be written last
-    order = np.lexsort((-np.arange(len(pace)), -pace))
+    order = np.argsort(pace, kind="stable")[::-1]
     order = order[np.isfinite(pace[order])]
     best[host[order]] = order
     return best
