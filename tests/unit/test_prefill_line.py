@@ -9,6 +9,7 @@ from tests.unit.prefill_world import BLOCK, LIMITS, Shell, ref, slot, work
 from kvtide.bus.messages import (
     Cancel,
     HandoverPlan,
+    LoadSample,
     PrefillDone,
     RefuseCode,
     WorkAccepted,
@@ -185,6 +186,18 @@ def test_what_pays_is_measured(
     assert count == expected
     # what is old is not believed any more
     assert worth_loading(there, rest, rates, cost, now_s=99.0, overlap=overlap) == 8
+
+
+def test_a_load_is_reported_by_where_it_came_from() -> None:
+    shell = Shell()
+    shell.tell(events.StoreAttached(attached=True, node=slot(0).node))
+    assert shell.machine.load().load is None
+    shell.tell(events.WorkArrived(work("a", 60, reuse=3)))
+    shell.run()
+    report = shell.machine.load()
+    assert report.loads == 1
+    assert report.load == LoadSample(near_bytes=300, far_bytes=0, flows=0, ms=2.0)
+    assert report.reused_tokens_per_s == pytest.approx(48 / 0.002)
 
 
 def test_a_slow_link_makes_the_worker_compute() -> None:

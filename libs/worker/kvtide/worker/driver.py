@@ -128,7 +128,7 @@ class Driver(ABC, Generic[E, C]):
             if self._attached is not None:  # also when another life of it came at once
                 self._tell(events.StoreAttached(attached=False))
             if store is not None:
-                self._tell(events.StoreAttached(attached=True))
+                self._tell(events.StoreAttached(attached=True, node=store.node))
             self._attached = store
         if self._node.state is not NodeState.DRAINING:
             ready = self._usable and store is not None

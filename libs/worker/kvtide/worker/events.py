@@ -4,14 +4,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvtide.bus.messages import Cancel, Message, Owned
-from kvtide.kv import NodeRef, RequestRef
+from kvtide.kv import NodeId, NodeRef, RequestRef
 
 
 @dataclass(frozen=True, slots=True)
 class StoreAttached:
-    """The store on this host can (or can no longer) be written to."""
+    """The store on this host, ``node``, can (or can no longer) be written to."""
 
     attached: bool
+    node: NodeId | None = None
 
 
 @dataclass(frozen=True, slots=True)

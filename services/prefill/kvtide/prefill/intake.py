@@ -60,6 +60,8 @@ def load_of(
         load_bytes_per_s=loads.all.per_s,
         reused_tokens_per_s=loads.tokens.per_s,
         queue_ms=queue_ms(known, cost),
+        loads=loads.count,
+        load=loads.last,
         step=cost.last,
         busy_share=busy.share,
         bound=cost.bound,

@@ -4,6 +4,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from kvtide.bus.messages import LoadSample
 from kvtide.kv import Located, NodeId, Tier
 from kvtide.worker.pace import Pace
 from kvtide.worker.steps import StepCost, StepShape
@@ -30,16 +31,29 @@ class LoadRates:
         self._stores: OrderedDict[_Where, _Measured] = OrderedDict()
         self.all = Pace(1e9)
         self.tokens = Pace(0.0, seen=False)
+        self.near: NodeId | None = None
+        self.count = 0
+        self.last: LoadSample | None = None
 
     def add(
-        self, copies: Sequence[Located], tokens: int, size: int, ms: float, now_s: float
+        self,
+        copies: Sequence[Located],
+        tokens: int,
+        size: int,
+        ms: float,
+        now_s: float,
+        flows: int = 0,
     ) -> None:
-        """Loading ``size`` bytes of these copies took ``ms``, all at once."""
+        """Loading ``size`` bytes of these copies took ``ms``, beside ``flows`` others."""
         seconds = ms / 1000
         self.all.add(size, seconds)
         self.tokens.add(tokens, seconds)
         if not copies or size <= 0 or seconds <= 0:
             return
+        near = sum(copy.slot.node == self.near for copy in copies)
+        near_bytes = size * near // len(copies)
+        self.last = LoadSample(near_bytes, size - near_bytes, flows, ms)
+        self.count += 1
         for where, count in Counter(_where(copy) for copy in copies).items():
             measured = self._stores.setdefault(where, _Measured())
             measured.pace.add(size * count / len(copies), seconds)

@@ -218,7 +218,10 @@ class PrefillMachine:
     def _loaded(self, job: Job, loaded: events.Loaded) -> None:
         tokens = loaded.blocks * job.block_tokens
         copies = job.copies_from(loaded.first, loaded.blocks)
-        self._rates.add(copies, tokens, loaded.bytes, loaded.ms, self._now_s)
+        flows = sum(len(one.loads) for one in self._held.all()) - 1
+        self._rates.add(
+            copies, tokens, loaded.bytes, loaded.ms, self._now_s, max(0, flows)
+        )
         job.load_ms += loaded.ms
         checking = job.phase is Phase.CHECKING
         if checking:
@@ -363,7 +366,8 @@ class PrefillMachine:
         match event:
             case events.ModelLoaded():
                 self._readiness = replace(self._readiness, model=event)
-            case events.StoreAttached(attached):
+            case events.StoreAttached(attached, node):
+                self._rates.near = node
                 self._readiness = replace(self._readiness, attached=attached)
                 if not attached:
                     self._held.fail_all("no_store", "the store on this host has gone")
