@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtide.kv import RequestId
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -17,6 +19,7 @@ _MOST = 100_000
 class _Flow:
     end_s: float
     number: int
+    request: RequestId
     worker: int
     hosts: tuple[int, ...]
 
@@ -29,16 +32,28 @@ class Flows:
         self._out = np.zeros(16)
         self._into = np.zeros(16)
         self._open: list[_Flow] = []
+        self._named: dict[RequestId, _Flow] = {}
         self._number = 0
 
-    def add(self, worker: int, hosts: Sequence[int], end_s: float) -> None:
-        """Blocks are on their way from these hosts to a worker's row."""
+    def add(
+        self, request: RequestId, worker: int, hosts: Sequence[int], end_s: float
+    ) -> None:
+        """Blocks of a request are on their way from these hosts to a worker's row."""
+        self.remove(request)
         if not hosts or len(self._open) >= _MOST:
             return
         self._number += 1
-        flow = _Flow(end_s, self._number, worker, tuple(sorted(set(hosts))))
+        where = tuple(sorted(set(hosts)))
+        flow = _Flow(end_s, self._number, request, worker, where)
         heapq.heappush(self._open, flow)
+        self._named[request] = flow
         self._count(flow, 1.0)
+
+    def remove(self, request: RequestId) -> None:
+        """The request has ended, or is about to be placed anew."""
+        flow = self._named.pop(request, None)
+        if flow is not None:
+            self._count(flow, -1.0)
 
     def outflows(self, hosts: int, now_s: float) -> Floats:
         """From each host, of so many."""
@@ -54,7 +69,9 @@ class Flows:
 
     def _expire(self, now_s: float) -> None:
         while self._open and self._open[0].end_s <= now_s:
-            self._count(heapq.heappop(self._open), -1.0)
+            flow = heapq.heappop(self._open)
+            if self._named.get(flow.request) is flow:
+                self.remove(flow.request)
 
     def _count(self, flow: _Flow, sign: float) -> None:
         self._out = _grown(self._out, flow.hosts[-1] + 1)

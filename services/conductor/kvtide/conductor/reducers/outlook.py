@@ -62,10 +62,12 @@ class Outlook:
                 hosts.append(self._fleet.host_number(store.host))
         before_ms = made.ttft_ms - made.prefill_ms - made.tbt_ms
         end_ms = max(before_ms, made.transfer_ms, 0.0)
-        self._flows.add(loader, hosts, now_s + end_ms / _S_TO_MS)
+        end_s = now_s + end_ms / _S_TO_MS
+        self._flows.add(made.request, loader, hosts, end_s)
 
     def ended(self, ended: RequestEnded, now_s: float) -> None:
         """A request has had its terminal answer."""
+        self._flows.remove(ended.request)
         self._forecast.remove(ended.request, now_s)
         if ended.outcome is Outcome.FINISHED:
             self._lengths.ended(ended.output_tokens)
@@ -74,6 +76,7 @@ class Outlook:
 
     def released(self, request: RequestId, now_s: float) -> None:
         """The request is about to be placed anew."""
+        self._flows.remove(request)
         self._forecast.remove(request, now_s)
 
     def row_gone(self, row: int) -> None:
