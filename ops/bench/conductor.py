@@ -8,6 +8,8 @@ Blocks are chains of 24 that begin with one of a few shared prefixes, which many
 hold. A decision is everything that the dispatcher does for an ``Admit``: lookup, scoring
 all candidates, explanation, booking, orders for copies; between two decisions a worker's
 beat is taken (not timed with it) and an earlier request ends. One core, one thread.
+Bytes a block are those by which the process grew: read them where blocks are many, and
+in the first table, for later sizes use what earlier ones have given back.
 
 Writes conductor.json (figures, machine) and conductor.svg (growth).
 """
