@@ -1,1 +1,1 @@
-"""TODO."""
+"""The decode worker: pulls KV, batches, makes tokens."""

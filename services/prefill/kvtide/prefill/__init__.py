@@ -1,1 +1,1 @@
-"""TODO."""
+"""The prefill worker: makes KV, reuses what there is, hands it over."""
