@@ -36,6 +36,8 @@ class Channel:
         """Take over the socket."""
         self.moved = 0
         self._sock = sock
+        # what ``receive_ahead`` got and nobody has taken yet
+        self._ahead = b""
         sock.settimeout(None)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -64,6 +66,19 @@ class Channel:
         """
         del check
 
+    def send_now(self, frame: bytes) -> bool:
+        """Send a small frame without blocking; False: not now, nothing was sent."""
+        try:
+            sent = self._sock.send(frame, socket.MSG_DONTWAIT)
+        except OSError:
+            # a broken stream is for who can say so
+            return False
+        self.moved += sent
+        if sent < len(frame):
+            # no room for a few bytes: rarer than all that could be done about it
+            self.shutdown()
+        return True
+
     def send(self, buffers: Sequence[bytes | memoryview], check: Check) -> None:
         """Send all of all buffers.
 
@@ -75,8 +90,9 @@ class Channel:
         waiting = buffers
         total = sum(map(len, buffers))
         while total:
+            some = waiting if len(waiting) <= _MOST_BUFFERS else waiting[:_MOST_BUFFERS]
             try:
-                sent = self._sock.sendmsg(waiting[:_MOST_BUFFERS])
+                sent = self._sock.sendmsg(some)
             except OSError as error:
                 if error.errno not in _TIMEOUTS:
                     raise
@@ -92,6 +108,8 @@ class Channel:
         """Fill all of all views (at most 1,024); else as ``send``."""
         waiting = views
         total = sum(map(len, views))
+        if self._ahead:
+            waiting, total = self._fill_from_ahead(views, total)
         while total:
             try:
                 if len(waiting) == 1:
@@ -114,6 +132,8 @@ class Channel:
     def receive(self, length: int, check: Check) -> bytes:
         """The next ``length`` bytes; else as ``send``."""
         data = b""
+        if self._ahead:
+            data, self._ahead = self._ahead[:length], self._ahead[length:]
         while len(data) < length:
             try:
                 part = self._sock.recv(length - len(data), socket.MSG_WAITALL)
@@ -130,8 +150,14 @@ class Channel:
                 check()
         return data
 
-    def receive_some(self, most: int, check: Check) -> bytes:
-        """What the socket has, at least a byte; else as ``send``."""
+    def receive_ahead(self, most: int, check: Check) -> bytes:
+        """What is there, at least a byte, as ``receive_some``, if that is allowed.
+
+        Give back what is not used, with ``put_back``. "" where it is not allowed.
+        """
+        if self._ahead:
+            data, self._ahead = self._ahead, b""
+            return data
         while True:
             try:
                 data = self._sock.recv(most)
@@ -144,6 +170,28 @@ class Channel:
                 raise ChannelClosedError("the connection was closed")
             self.moved += len(data)
             return data
+
+    def put_back(self, data: bytes) -> None:
+        """The next to be received is this."""
+        self._ahead = data
+
+    def _fill_from_ahead(
+        self, views: Sequence[memoryview], total: int
+    ) -> tuple[Sequence[memoryview], int]:
+        """Fill views with what is there; what is left of them, and its bytes."""
+        ahead = self._ahead[:total]
+        self._ahead = self._ahead[total:]
+        at = 0
+        for view in views:
+            part = ahead[at : at + len(view)]
+            view[: len(part)] = part
+            at += len(part)
+        rest = [memoryview(view) for view in _rest(views, len(ahead))]
+        return rest, total - len(ahead)
+
+    def receive_some(self, most: int, check: Check) -> bytes:
+        """What the socket has, at least a byte; else as ``send``."""
+        return Channel.receive_ahead(self, most, check)
 
     def pending(self, most: int) -> bytes:
         """What has arrived already, left in place; for saying what was refused."""

@@ -13,6 +13,7 @@ from xxhash import xxh3_64_intdigest
 from kvtide.transfer.buffers import copy_and_hash
 from kvtide.transfer.errors import TransferError, Unreachable
 from kvtide.transfer.handles import RegionHandle
+from kvtide.transfer.lone import SMALL_BYTES
 from kvtide.transfer.mappings import Mappings
 from kvtide.transfer.regions import check_range
 from kvtide.transfer.requests import Request, in_loop
@@ -23,9 +24,6 @@ log = logging.getLogger("kvtide.transfer")
 
 AT_ONCE_BYTES = 64 << 10
 """So little is copied sooner than another thread is woken, also in an event loop."""
-
-SMALL_BYTES = 64 << 10
-"""So little is copied before it would pay to let another thread run meanwhile."""
 
 _NOTHING = memoryview(b"")
 

@@ -77,6 +77,29 @@ class Dispatcher:
             request.transfer.fail(end)
             request.settle()
 
+    def at_once(self, request: Request) -> Carrier | None:
+        """Have a request sent before this returns: by whom; None: nothing was done.
+
+        For a request whose local memory lies equally near to all rails. Never blocks.
+        """
+        with self._lock:
+            if self._end is not None:
+                return None
+            transfer, nbytes = request.transfer, request.nbytes
+            index = self._schedule.assign_at_once(
+                nbytes, transfer.priority, transfer.started_s
+            )
+            if index is None:
+                return None
+            carrier = self._carriers[index]
+        request.rail = index
+        request.path = carrier.path
+        if carrier.at_once(request):
+            return carrier
+        with self._lock:
+            self._schedule.returned(index, request.nbytes)
+        return None
+
     def abort(self, transfer: Transfer) -> None:
         """Settle what waits of a failed transfer, and stop what runs."""
         with self._lock:
@@ -185,17 +208,21 @@ class Dispatcher:
     ) -> None:
         """See ``rail.Report``; from a carrier's thread."""
         now_s = self._clock.monotonic()
+        if error is None:
+            with self._lock:
+                more = self._schedule.finished(request.rail, request.nbytes, now_s)
+            request.settle()
+            if more:
+                self._go_on()
+            return
         with self._lock:
-            if error is None:
-                self._schedule.finished(request.rail, request.nbytes, now_s)
-            elif blame:
+            if blame:
                 self._schedule.failed(request.rail, request.nbytes, now_s)
             else:
                 self._schedule.returned(request.rail, request.nbytes)
         # opening a rail is tried as long as the deadline allows, with longer pauses
         free = not blame or isinstance(error, RailDownError)
-        again = error is not None and self._again(request, error, free=free)
-        if again:
+        if self._again(request, error, free=free):
             self.submit([request])
         else:
             request.settle()

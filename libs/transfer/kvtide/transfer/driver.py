@@ -28,34 +28,38 @@ class Driver:
         self._busy = busy
         self._work = work
         self._leave = leave
-        self._turn = threading.Lock()
+        self.turn = threading.Lock()
+        """Held by whoever works. Taken only without blocking; look at
+        ``parked`` and ``missed`` when it was given back."""
         # held, but for the moment of a ring
         self._bell = threading.Lock()
         self._bell.acquire()
         self._ringing = threading.Lock()
-        self._parked = True
-        self._missed = False
+        self.parked = True
+        """Nobody looks round: work must be told of, by ``nudge``."""
+        self.missed = False
+        """Somebody did not get the turn, and left work behind."""
         self._closing = False
         self._started = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def nudge(self, *, at_once: bool) -> None:
         """There is work: do it at once, or soon unless somebody else does."""
-        if at_once or self._parked:
+        if at_once or self.parked:
             self._ring()
 
     def share(self, work: Callable[[], None]) -> None:
         """Do ``work`` in the calling thread, unless another is at it."""
-        if not self._turn.acquire(blocking=False):
+        if not self.turn.acquire(blocking=False):
             # whoever is at it may leave before our part is done
-            self._missed = True
+            self.missed = True
             return
         try:
             work()
         finally:
-            self._turn.release()
+            self.turn.release()
         if self._busy():
-            self.nudge(at_once=self._missed)
+            self.nudge(at_once=self.missed)
 
     def close(self) -> None:
         """End soon; what ``work`` waits for must have been ended."""
@@ -78,30 +82,30 @@ class Driver:
 
     def _run(self) -> None:
         quiet = 0
-        self._parked = False
+        self.parked = False
         while True:
             rung = self._wait(quiet)
             if self._closing:
                 break
-            if self._turn.acquire(blocking=rung):
+            if self.turn.acquire(blocking=rung):
                 try:
                     quiet = 0 if rung or self._busy() else quiet + 1
-                    self._missed = False
+                    self.missed = False
                     self._work()
                 finally:
-                    self._turn.release()
+                    self.turn.release()
             else:
                 quiet = 0
-        with self._turn:
+        with self.turn:
             self._leave()
 
     def _wait(self, quiet: int) -> bool:
         """Whether the bell rang; False when it is time to look round."""
         if quiet < _PATIENCE_ROUNDS:
             return self._bell.acquire(timeout=PATROL_S)
-        self._parked = True
+        self.parked = True
         try:
             # what came before we were seen to be parked did not ring
             return self._busy() or self._bell.acquire()
         finally:
-            self._parked = False
+            self.parked = False

@@ -6,13 +6,15 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Executor
 
+from xxhash import xxh3_64_intdigest
+
 from kvtide.runtime import Clock
 from kvtide.transfer.channel import Channel, Stillness
 from kvtide.transfer.cuda import Window
 from kvtide.transfer.errors import Corrupt, Refused, TimedOut, TransferError
 from kvtide.transfer.handles import Access, Operation
 from kvtide.transfer.handshake import Session, Use
-from kvtide.transfer.hashed import receive_hashed, send_hashed
+from kvtide.transfer.hashed import HASH_FIRST_BYTES, receive_hashed, send_hashed
 from kvtide.transfer.interface import Notified, Observer
 from kvtide.transfer.rdma_owner import RdmaOwner
 from kvtide.transfer.rdma_wire import pack_pair, pack_reach, unpack_pair
@@ -25,7 +27,9 @@ from kvtide.transfer.wire import (
     Status,
     pack,
     pack_fault,
+    pack_good,
     pack_mapped,
+    split_ask,
     unpack_ask,
     unpack_head,
     verify,
@@ -35,6 +39,12 @@ log = logging.getLogger("kvtide.transfer")
 
 STALL_S = 30.0
 _DRAIN_BYTES = 256 << 10
+_AHEAD_BYTES = 4096
+_MOST_RIGHTS = 1024
+
+
+def _patiently() -> None:
+    """Go on waiting."""
 
 
 class Inbound:
@@ -62,10 +72,13 @@ class Inbound:
         self._hasher = hasher
         self._pairs = rdma.pairs() if rdma is not None else None
         self._send_lock = threading.Lock()
+        self._mapped_lock = threading.Lock()
         self._mapped: set[int] = set()
         self._windows: list[Window] = []
         self._using: Sequence[Grant] = ()
         self._last_id = 0
+        # what requests for one piece begin with: region, capability, purpose
+        self._rights: dict[bytes, tuple[int, bytes, str]] = {}
         self._stillness = Stillness(channel, clock)
 
     def run(self) -> None:
@@ -83,13 +96,25 @@ class Inbound:
                 self._pairs.close()
 
     def _next(self) -> None:
-        head = self._next_head()
-        body = self.channel.receive(head.body_length, self._check)
+        channel = self.channel
+        # idle for as long as it likes
+        data = channel.receive_ahead(_AHEAD_BYTES, _patiently)
+        if len(data) < HEAD_BYTES:
+            data += channel.receive(HEAD_BYTES - len(data), _patiently)
+        self._stillness.restart()
+        head = unpack_head(data)
+        end = HEAD_BYTES + head.body_length
+        if len(data) < end:
+            data += channel.receive(end - len(data), self._check)
+        elif len(data) > end:
+            channel.put_back(data[end:])
+        body = data[HEAD_BYTES:end]
         verify(self.session.receive_key, head, body)
         if head.request_id <= self._last_id:
             raise Refused("a frame came twice", node=self.session.node)
         self._last_id = head.request_id
-        self._answer(head, body)
+        if head.kind is not Kind.READ or not self._read_lone(head.request_id, body):
+            self._answer(head, body)
 
     def uses(self, region: int) -> bool:
         """Whether a request under way uses the region."""
@@ -97,7 +122,8 @@ class Inbound:
 
     def region_gone(self, region: int) -> None:
         """Tell the peer, if it mapped the region."""
-        with self._send_lock:
+        # not the lock of sending: what another connection reads slowly is no reason to wait
+        with self._mapped_lock:
             if region not in self._mapped:
                 return
             self._mapped.discard(region)
@@ -114,12 +140,6 @@ class Inbound:
             self._send(Kind.WAYS, 0, body)
         except (TransferError, OSError):
             self.channel.shutdown()
-
-    def _next_head(self) -> Head:
-        # idle for as long as it likes
-        first = self.channel.receive(HEAD_BYTES, lambda: None)
-        self._stillness.restart()
-        return unpack_head(first)
 
     def _check(self) -> None:
         if self._stillness.seconds() > STALL_S:
@@ -188,6 +208,49 @@ class Inbound:
             self._windows.append(window)
             views.append(window.view)
         return views
+
+    def _read_lone(self, request_id: int, body: bytes) -> bool:
+        """Answer a request for one small piece; False: nothing was done."""
+        start, grant_at, offset, length = split_ask(body)
+        if grant_at or length > HASH_FIRST_BYTES:
+            return False
+        right = self._rights.get(start)
+        if right is None:
+            right = self._learn_right(start, body)
+            if right is None:
+                return False
+        region_number, capability, purpose = right
+        try:
+            grant = self._table.claim(region_number, capability, Access.READ)
+        except TransferError:
+            return False
+        region = grant.region
+        try:
+            if region.stage is not None or offset + length > region.length:
+                return False
+            self._using = (grant,)
+            view = region.view[offset : offset + length]
+            digest = xxh3_64_intdigest(view)
+            head = pack_good(self.session.send_key, request_id)
+            with self._send_lock:
+                trailer = digest.to_bytes(8, "little")
+                self.channel.send((head, view, trailer), self._check)
+        finally:
+            self._using = ()
+            self._table.release(grant)
+        if self._observer is not None:
+            self._observer.served("tcp", purpose, Operation.READ, length)
+        return True
+
+    def _learn_right(self, start: bytes, body: bytes) -> tuple[int, bytes, str] | None:
+        ask = unpack_ask(body)
+        if ask.trace or len(ask.pieces) != 1 or len(ask.grants) != 1:
+            return None
+        if len(self._rights) >= _MOST_RIGHTS:
+            self._rights.clear()
+        right = (*ask.grants[0], ask.purpose)
+        self._rights[start] = right
+        return right
 
     def _read(self, request_id: int, ask: Ask) -> None:
         try:
@@ -261,7 +324,7 @@ class Inbound:
             self._fault(request_id, error)
             return
         (grant,) = grants
-        with self._send_lock:
+        with self._mapped_lock:
             self._mapped.add(grant.region.number)
         self._release(grants)
         region = grant.region

@@ -54,8 +54,12 @@ Notified = Callable[[str, int, bytes], None]
 MOST_NOTIFY_BYTES = 64 << 10
 
 
-def check_message(message: bytes) -> None:
-    """Raise OutOfBounds for a message that is too long to ride with a transfer."""
+def check_words(message: object, purpose: object, trace: object) -> None:
+    """Raise OutOfBounds for what can't go with a transfer: too long, or of no such type."""
+    if not isinstance(message, bytes):
+        raise OutOfBounds(f"notify must be bytes, not {type(message).__name__}")
+    if not isinstance(purpose, str) or not isinstance(trace, str):
+        raise OutOfBounds("purpose and trace must be text")
     if len(message) > MOST_NOTIFY_BYTES:
         raise OutOfBounds(f"a message of {len(message)} bytes is too long")
 
@@ -137,12 +141,8 @@ class TransferPeer(ABC):
 
         The transfer raises: any ``TransferError``.
         """
-        batch = batch_of(slices, self.node, self.epoch)
-        check_targets(batch.views)
-        check_message(notify)
         transfer = Transfer(
             slice_count=len(slices),
-            nbytes=batch.nbytes,
             operation=Operation.READ,
             purpose=purpose,
             priority=priority,
@@ -150,6 +150,13 @@ class TransferPeer(ABC):
             clock=self._clock,
             trace=trace,
         )
+        lone = len(slices) == 1 and notify == b""
+        if lone and self._start_lone(transfer, slices[0]):
+            return transfer
+        check_words(notify, purpose, trace)
+        batch = batch_of(slices, self.node, self.epoch)
+        check_targets(batch.views)
+        transfer.nbytes = batch.nbytes
         self._start(transfer, batch, notify)
         return transfer
 
@@ -164,11 +171,8 @@ class TransferPeer(ABC):
         trace: str = "",
     ) -> Transfer:
         """Start to copy local memory to remote ranges; else as ``read``."""
-        batch = batch_of(slices, self.node, self.epoch)
-        check_message(notify)
         transfer = Transfer(
             slice_count=len(slices),
-            nbytes=batch.nbytes,
             operation=Operation.WRITE,
             purpose=purpose,
             priority=priority,
@@ -176,8 +180,22 @@ class TransferPeer(ABC):
             clock=self._clock,
             trace=trace,
         )
+        lone = len(slices) == 1 and notify == b""
+        if lone and self._start_lone(transfer, slices[0]):
+            return transfer
+        check_words(notify, purpose, trace)
+        batch = batch_of(slices, self.node, self.epoch)
+        transfer.nbytes = batch.nbytes
         self._start(transfer, batch, notify)
         return transfer
+
+    def _start_lone(self, transfer: Transfer, place: ReadSlice | WriteSlice) -> bool:
+        """Start a transfer of one slice, if that can be done in few steps.
+
+        False, and nothing done, wherever there is something to think about or to say.
+        """
+        del transfer, place
+        return False
 
     @abstractmethod
     def _start(self, transfer: Transfer, batch: Batch, notify: bytes) -> None:

@@ -61,6 +61,15 @@ class Mappings:
             key = (handle.region, handle.capability, writable)
             return self._closed or key in self._rights
 
+    def at_hand(self, handle: RegionHandle, *, writable: bool) -> Attached | None:
+        """The region's memory if nothing need be asked or said about it."""
+        right = self._rights.get((handle.region, handle.capability, writable))
+        if right is None:
+            return None
+        if right.expires_s is not None and right.expires_s <= self._clock.monotonic():
+            return None
+        return right.memory
+
     def _usable(self, key: tuple[int, bytes, bool]) -> Right | None:
         if self._closed:
             raise Unreachable("the peer is gone", node=self._node, path="shm")

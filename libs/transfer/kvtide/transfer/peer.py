@@ -12,7 +12,7 @@ from pathlib import Path
 from kvtide.runtime import Clock
 from kvtide.transfer.alarm import Alarm
 from kvtide.transfer.control import Control
-from kvtide.transfer.copier import Copier, SharedMover
+from kvtide.transfer.copier import AT_ONCE_BYTES, Copier, SharedMover
 from kvtide.transfer.dial import Dialer
 from kvtide.transfer.dispatch import Dispatcher, RailReport
 from kvtide.transfer.errors import (
@@ -23,11 +23,21 @@ from kvtide.transfer.errors import (
 )
 from kvtide.transfer.files import PREFIX, FileMover
 from kvtide.transfer.handles import (
+    Operation,
+    ReadSlice,
     RegionHandle,
+    WriteSlice,
 )
 from kvtide.transfer.interface import Observer, TransferPeer
+from kvtide.transfer.lone import (
+    MOST_COPIED_BYTES,
+    is_plain,
+    read_shared,
+    write_shared,
+)
 from kvtide.transfer.mappings import Mappings
-from kvtide.transfer.requests import Batch, Request
+from kvtide.transfer.plan import REQUEST_BYTES
+from kvtide.transfer.requests import Batch, Request, in_loop
 from kvtide.transfer.transfer import Transfer
 from kvtide.transfer.verbs import Device
 from kvtide.transfer.ways import Surroundings, Ways
@@ -189,6 +199,62 @@ class SocketPeer(TransferPeer):
         finale = partial(self._notify_later, notify) if notify else None
         transfer.begin(len(requests), dispatcher.abort, self._help, finale, self._ended)
         self._hand_out(dispatcher, requests)
+
+    def _start_lone(self, transfer: Transfer, place: ReadSlice | WriteSlice) -> bool:
+        """See ``TransferPeer``: the usual case, with nothing in its way."""
+        handle, _, memory = place
+        dispatcher = self._dispatcher
+        if (
+            not is_plain(place, self.node, self.epoch)
+            or (memory.readonly and transfer.operation is Operation.READ)
+            or dispatcher is None
+            or self._end is not None
+            or transfer.deadline_s <= transfer.started_s
+            or type(transfer.purpose) is not str
+            or type(transfer.trace) is not str
+        ):
+            return False
+        transfer.nbytes = len(memory)
+        path = self._way(handle)
+        if path == "shm":
+            return self._copy_lone(transfer, place)
+        if path != "tcp" or not self._ways.alike or self._setup.locate is not None:
+            return False
+        return self._send_lone(dispatcher, transfer, place)
+
+    def _copy_lone(self, transfer: Transfer, place: ReadSlice | WriteSlice) -> bool:
+        handle, offset, memory = place
+        if self._mappings is None or len(memory) > MOST_COPIED_BYTES:
+            return False
+        if len(memory) > AT_ONCE_BYTES and in_loop():
+            return False
+        writes = transfer.operation is Operation.WRITE
+        there = self._mappings.at_hand(handle, writable=writes)
+        if there is None or offset + len(memory) > len(there.view):
+            return False
+        move = write_shared if writes else read_shared
+        transfer.done_at_once(move(there, offset, memory), "shm")
+        self._ended(transfer)
+        return True
+
+    def _send_lone(
+        self,
+        dispatcher: Dispatcher,
+        transfer: Transfer,
+        place: ReadSlice | WriteSlice,
+    ) -> bool:
+        handle, offset, memory = place
+        if len(memory) > REQUEST_BYTES:
+            return False
+        request = Request(transfer, None, [memory], [handle], [offset], len(memory))
+        self._under_way.add(transfer)
+        transfer.begin(1, dispatcher.abort, dispatcher.help, None, self._ended)
+        carrier = None if request.writes else dispatcher.at_once(request)
+        if carrier is None:
+            dispatcher.submit([request])
+        else:
+            transfer.finish = partial(carrier.finish, request)
+        return True
 
     def _paths(self, handles: Sequence[RegionHandle]) -> list[str]:
         if not handles:

@@ -26,6 +26,21 @@ class Carrier(ABC):
     def submit(self, request: Request) -> None:
         """Take a request; never blocks."""
 
+    def at_once(self, request: Request) -> bool:
+        """Send a request in the calling thread; False: not now, nothing was done.
+
+        Never blocks. Once true, it is as any that was given to ``submit``.
+        """
+        del request
+        return False
+
+    def finish(self, request: Request) -> None:
+        """Take the answer to a request in the calling thread, if it is the next.
+
+        For a thread that waits for it, once ``at_once`` was true.
+        """
+        del request
+
     @abstractmethod
     def abort(self, transfer: Transfer | None) -> None:
         """End the requests of a transfer (None: of all, for ever) soon."""

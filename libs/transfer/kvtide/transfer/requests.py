@@ -1,7 +1,7 @@
 """Requests on their way to a peer, and the queue in front of one connection."""
 
-import asyncio
 import threading
+from asyncio import _get_running_loop as _running_loop  # pyright: ignore[reportPrivateUsage]
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -176,6 +176,9 @@ class Inbox:
 
     def take(self) -> Request | None:
         """The next, if there is one."""
+        # what comes a moment later is heard of by other means
+        if not self._requests:
+            return None
         with self._lock:
             return self._requests.popleft() if self._requests else None
 
@@ -195,8 +198,4 @@ class Inbox:
 
 def in_loop() -> bool:
     """Whether an event loop runs in the calling thread: it must not be held up."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+    return _running_loop() is not None

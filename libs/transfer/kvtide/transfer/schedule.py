@@ -143,9 +143,36 @@ class Schedule(Generic[JobT]):
             assigned.append((job, index))
         return assigned
 
-    def finished(self, index: int, nbytes: int, now_s: float) -> None:
-        """A rail has moved a request."""
-        rail = self._left(index, nbytes)
+    def assign_at_once(self, nbytes: int, urgency: int, now_s: float) -> int | None:
+        """The rail for a job that need not wait: None if ``put`` should have it.
+
+        For a job without a location, where nothing waits and no rail has troubles.
+        """
+        if self._waiting:
+            return None
+        depth = BACKGROUND_DEPTH if urgency else DEPTH
+        best, best_s = None, math.inf
+        for index, rail in enumerate(self.rails):
+            if rail.gone:
+                continue
+            if rail.tier != self.rails[0].tier or rail.failures_in_a_row:
+                return None
+            finish_s = (rail.in_flight_bytes + nbytes) / rail.bandwidth_bytes_s
+            if finish_s < best_s and rail.in_flight < (depth if rail.measured else 1):
+                best, best_s = index, finish_s
+        if best is not None:
+            rail = self.rails[best]
+            if rail.in_flight == 0:
+                rail.last_change_s = now_s
+            rail.in_flight += 1
+            rail.in_flight_bytes += nbytes
+        return best
+
+    def finished(self, index: int, nbytes: int, now_s: float) -> bool:
+        """A rail has moved a request; whether others wait."""
+        rail = self.rails[index]
+        rail.in_flight -= 1
+        rail.in_flight_bytes -= nbytes
         rail.moved_bytes += nbytes
         rail.failures_in_a_row = 0
         rail.paused_until_s = 0.0
@@ -156,6 +183,7 @@ class Schedule(Generic[JobT]):
             rail.bandwidth_bytes_s += weight * (sample - rail.bandwidth_bytes_s)
             rail.measured = True
         rail.last_change_s = now_s
+        return bool(self._waiting)
 
     def failed(self, index: int, nbytes: int, now_s: float) -> None:
         """A request failed on a rail, by the rail's fault: it is paused."""

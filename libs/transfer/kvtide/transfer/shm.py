@@ -17,6 +17,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvtide.transfer.buffers import address_of
 from kvtide.transfer.errors import Refused, Unreachable
 
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -169,6 +170,7 @@ class Attached:
         """Map ``fd`` and take it over; raises OSError, ValueError if that fails."""
         self.fd = fd
         self.view = memoryview(mmap.mmap(fd, length, access=access))
+        self.address = address_of(self.view)
 
     def __del__(self) -> None:
         """Close the file; views of the mapping stay good."""

@@ -94,6 +94,16 @@ class TlsChannel(Channel):
         except ssl.SSLError as error:
             raise Refused(f"TLS with the other end failed: {error}") from error
 
+    def send_now(self, frame: bytes) -> bool:
+        """See ``Channel.send_now``: what is encrypted can't be taken back."""
+        del frame
+        return False
+
+    def receive_ahead(self, most: int, check: Check) -> bytes:
+        """See ``Channel.receive_ahead``: records are of no use to others."""
+        del most, check
+        return b""
+
     def send(self, buffers: Sequence[bytes | memoryview], check: Check) -> None:
         """See ``Channel.send``."""
         with self._sending:

@@ -21,36 +21,26 @@ class Transfer:
     the caller's again.
     """
 
-    __slots__ = (
-        "_abort",
-        "_callbacks",
-        "_clock",
-        "_ended",
-        "_failure",
-        "_finale",
-        "_help",
-        "_is_over",
-        "_lock",
-        "_over",
-        "_paths",
-        "_retries_left",
-        "_split",
-        "_unsettled",
-        "_xxh3",
-        "deadline_s",
-        "nbytes",
-        "operation",
-        "priority",
-        "purpose",
-        "started_s",
-        "trace",
-    )
+    # most transfers need none of these: what is not set costs nothing
+    _is_over = False
+    _over: "threading.Lock | None" = None
+    """Made for the first that waits, and held until the end."""
+    _unsettled = 0
+    _failure: TransferError | None = None
+    _path = ""
+    _split: dict[int, SliceDigest] | None = None
+    _callbacks: list[Callable[[], None]] | None = None
+    _abort: Abort | None = None
+    _help: Abort | None = None
+    finish: Callable[[], None] | None = None
+    """What a thread that waits does first, before it looks further."""
+    _finale: Abort | None = None
+    _ended: Abort | None = None
 
     def __init__(
         self,
         *,
         slice_count: int,
-        nbytes: int,
         operation: Operation,
         purpose: str,
         priority: Priority,
@@ -58,6 +48,7 @@ class Transfer:
         clock: Clock,
         trace: str = "",
         retries: int = 3,
+        nbytes: int = 0,
     ) -> None:
         """Made by ``TransferPeer.read`` and ``write``."""
         self.operation = operation
@@ -69,21 +60,8 @@ class Transfer:
         self.deadline_s = self.started_s + timeout_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._is_over = False
-        # held until the end: a waiter takes it and gives it back
-        self._over = threading.Lock()
-        self._over.acquire()
         self._xxh3 = [0] * slice_count
-        self._split: dict[int, SliceDigest] = {}
-        self._unsettled = 0
         self._retries_left = retries
-        self._failure: TransferError | None = None
-        self._paths: set[str] = set()
-        self._callbacks: list[Callable[[], None]] = []
-        self._abort: Abort | None = None
-        self._help: Abort | None = None
-        self._finale: Abort | None = None
-        self._ended: Abort | None = None
 
     # ---- the caller's side
 
@@ -107,7 +85,7 @@ class Transfer:
             raise RuntimeError(message)
         if self._failure is not None:
             raise self._failure
-        return TransferResult(tuple(self._xxh3), self.nbytes, self.path)
+        return TransferResult(tuple(self._xxh3), self.nbytes, self._path or "tcp")
 
     def wait_blocking(self, timeout_s: float | None = None) -> TransferResult:
         """Wait in a thread for the end.
@@ -119,24 +97,33 @@ class Transfer:
                 still false.
             TransferError: why it failed.
         """
-        left_s = self.remaining_s()
-        if timeout_s is not None and timeout_s < left_s:
+        if timeout_s is not None and timeout_s < self.remaining_s():
             if not self._wait_over(timeout_s):
                 raise TimedOut(f"the transfer did not end within {timeout_s} s")
             return self.result()
-        if self._help is not None and not self._is_over:
+        finish, self.finish = self.finish, None
+        if finish is not None and not self._is_over:
+            finish()
+        if not self._is_over and self._help is not None:
             self._help(self)
+        if self._is_over:
+            return self.result()
         if not self._wait_over(max(0.0, self.remaining_s())):
             self.expire()
             self._wait_over(-1)
         return self.result()
 
     def _wait_over(self, timeout_s: float) -> bool:
-        if self._is_over:
-            return True
-        if not self._over.acquire(timeout=timeout_s):
+        with self._lock:
+            if self._is_over:
+                return True
+            over = self._over
+            if over is None:
+                over = self._over = threading.Lock()
+                over.acquire()
+        if not over.acquire(timeout=timeout_s):
             return False
-        self._over.release()
+        over.release()
         return True
 
     def __await__(self) -> Generator[None, None, TransferResult]:
@@ -185,9 +172,7 @@ class Transfer:
     @property
     def path(self) -> str:
         """The transport that carried it; "tcp" when several did."""
-        if len(self._paths) == 1:
-            return next(iter(self._paths))
-        return "tcp"
+        return self._path or "tcp"
 
     @property
     def failed(self) -> bool:
@@ -225,21 +210,32 @@ class Transfer:
         if parts == 0:
             self._wind_up()
 
+    def done_at_once(self, xxh3: int, path: str) -> None:
+        """All of its one slice has been moved before anybody knew of the transfer."""
+        self._xxh3[0] = xxh3
+        self._path = path
+        self._is_over = True
+
     def when_ended(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called once, from any thread, at the end."""
         with self._lock:
             if not self._is_over:
+                if self._callbacks is None:
+                    self._callbacks = []
                 self._callbacks.append(callback)
                 return
         callback()
 
     def split(self, slice_index: int, view: memoryview) -> None:
         """Say, before the start, that a slice is moved in several pieces."""
+        if self._split is None:
+            self._split = {}
         self._split[slice_index] = SliceDigest(view)
 
     def moved(self, piece: Piece, xxh3: int) -> None:
         """A piece has been moved; its checksum. Before its part is settled."""
-        whole = self._split.get(piece.slice_index)
+        split = self._split
+        whole = None if split is None else split.get(piece.slice_index)
         if whole is None:
             self._xxh3[piece.slice_index] = xxh3
         else:
@@ -252,11 +248,20 @@ class Transfer:
     def settle(self, path: str) -> None:
         """One part is over, well or not; its memory is not touched any more."""
         with self._lock:
-            self._paths.add(path)
+            self._path = path if self._path in ("", path) else "tcp"
             self._unsettled -= 1
-            last = self._unsettled == 0
-        if last:
+            if self._unsettled:
+                return
+            plain = self._finale is None and self._split is None
+            if plain and self._callbacks is None:
+                # the usual end, in one go
+                self._is_over = True
+                if self._over is not None:
+                    self._over.release()
+        if not self._is_over:
             self._wind_up()
+        elif self._ended is not None:
+            self._ended(self)
 
     def _wind_up(self) -> None:
         """All parts have settled: say so to the owner, if wanted, and end."""
@@ -302,14 +307,17 @@ class Transfer:
             return True
 
     def _end(self) -> None:
-        for slice_index, whole in self._split.items():
-            self._xxh3[slice_index] = whole.value()
-        self._split = {}
+        if self._split is not None:
+            for slice_index, whole in self._split.items():
+                self._xxh3[slice_index] = whole.value()
+            self._split = None
         with self._lock:
             self._is_over = True
-            self._over.release()
-            callbacks, self._callbacks = self._callbacks, []
+            if self._over is not None:
+                self._over.release()
+            callbacks, self._callbacks = self._callbacks, None
         if self._ended is not None:
             self._ended(self)
-        for callback in callbacks:
-            callback()
+        if callbacks is not None:
+            for callback in callbacks:
+                callback()

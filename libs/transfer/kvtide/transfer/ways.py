@@ -58,6 +58,8 @@ class Ways:
         """How most bytes will go."""
         self.limits = (PIECE_BYTES, REQUEST_BYTES)
         """Bytes of a piece and of a request."""
+        self.alike = False
+        """Whether it makes no difference by which rail a request goes."""
 
     def rails(self, theirs: int) -> list[tuple[Rail, MakeCarrier]]:
         """The first ones, for a peer with so many devices."""
@@ -106,6 +108,7 @@ class Ways:
         # several hosts differ: smaller is fairer
         piece_bytes = SHARED_BYTES if len(self._hosts) > 1 else PIECE_BYTES
         self.path, self.limits = "tcp", (piece_bytes, REQUEST_BYTES)
+        self.alike = len(self._hosts) == 1 and not usable
         if usable:
             self.path, self.limits = "rdma", (SLOT_BYTES, SLOT_BYTES)
         found = {device.name: self._rdma(index, device) for index, device in usable}

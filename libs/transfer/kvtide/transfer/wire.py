@@ -8,11 +8,11 @@ replayed, nor misread after a flipped bit. All numbers are little-endian.
     head   magic 4  version 1  kind 1  status 1  spare 1  body_length 4  id 8  mac 16
 """
 
-import hashlib
 import hmac
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
+from hashlib import blake2b
 from itertools import starmap
 from typing import NamedTuple
 
@@ -136,7 +136,7 @@ def verify(key: bytes, head: Head, body: bytes) -> None:
 
 
 def _mac(key: bytes, head: bytes, body: bytes) -> bytes:
-    return hashlib.blake2b(head + body, key=key, digest_size=_MAC_BYTES).digest()
+    return blake2b(head + body, key=key, digest_size=_MAC_BYTES).digest()
 
 
 class Ask(NamedTuple):
@@ -166,6 +166,38 @@ def pack_ask(ask: Ask) -> bytes:
             *starmap(_PIECE.pack, ask.pieces),
         ]
     )
+
+
+def ask_start(region: int, capability: bytes, purpose: str) -> bytes:
+    """How the bodies of all requests begin that ask for one piece by this right."""
+    return pack_ask(Ask([(region, capability)], [(0, 0, 0)], purpose))[: -_PIECE.size]
+
+
+def pack_read(
+    key: bytes, request_id: int, start: bytes, offset: int, length: int
+) -> bytes:
+    """A READ frame for one piece; ``start`` is of ``ask_start``."""
+    body = start + _PIECE.pack(0, offset, length)
+    head = _HEAD.pack(MAGIC, PROTOCOL, Kind.READ, 0, 0, len(body), request_id)
+    mac = blake2b(head + body, key=key, digest_size=_MAC_BYTES).digest()
+    return b"".join((head, mac, body))
+
+
+def pack_good(key: bytes, request_id: int) -> bytes:
+    """The ANSWER frame that says that all is well."""
+    head = _HEAD.pack(MAGIC, PROTOCOL, Kind.ANSWER, 0, 0, 0, request_id)
+    return head + blake2b(head, key=key, digest_size=_MAC_BYTES).digest()
+
+
+def split_ask(body: bytes) -> tuple[bytes, int, int, int]:
+    """``ask_start``, and (grant, offset, length) of the last piece, if it is an Ask.
+
+    Raises:
+        FrameError: the body is too short.
+    """
+    if len(body) < _PIECE.size:
+        raise FrameError("a request has the wrong length")
+    return (body[: -_PIECE.size], *_PIECE.unpack_from(body, len(body) - _PIECE.size))
 
 
 def unpack_ask(body: bytes) -> Ask:
@@ -254,5 +286,10 @@ def check_handle(handle: RegionHandle, node: str, epoch: int, index: int) -> Non
             node=node,
             slice_index=index,
         )
-    if len(handle.capability) != CAPABILITY_BYTES:
+    # a handle may come from a codec that made other types of it
+    capability: object = handle.capability
+    if not isinstance(capability, bytes) or len(capability) != CAPABILITY_BYTES:
         raise AccessDenied("not a capability", node=node, slice_index=index)
+    region: object = handle.region
+    if not isinstance(region, int) or not 0 <= region < 1 << 64:
+        raise AccessDenied(f"no region {region!r}", node=node, slice_index=index)
