@@ -48,3 +48,43 @@ def hit_rates(
         show_hit_rates(wanted, as_json=json, as_markdown=markdown, console=console)
 
     leave(work)
+
+
+@sim_app.command("run")
+def run(
+    cluster: Annotated[Path, typer.Argument(help="A cluster; see examples/clusters.")],
+    workload: Annotated[
+        Path,
+        typer.Argument(help="A trace in JSON lines (.gz or not), or a TOML for one."),
+    ],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="random, round_robin, least_loaded, local_cache_aware, algorithm1, "
+            "best, or a baseline: coupled-plain, coupled-cached, coupled-chunked."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of synthetic workloads.")] = 0,
+    rate: Annotated[float, typer.Option(help="Arrivals, times as dense.")] = 1.0,
+    ttft_ms: Annotated[float, typer.Option(help="The target.")] = 30_000.0,
+    tbt_ms: Annotated[float, typer.Option(help="The target.")] = 200.0,
+    reject: Annotated[
+        bool, typer.Option("--reject", help="Refuse what would miss a target.")
+    ] = False,
+    json: Annotated[Path | None, typer.Option(help="Write all figures here.")] = None,
+) -> None:
+    """Serve a load with the production conductor and eviction, in virtual time."""
+    from kvtide.cli.commands.sim_run import (  # noqa: PLC0415
+        RunWanted,
+        run_simulation,
+    )
+    from kvtide.sim.perf.rules import Rules  # noqa: PLC0415
+
+    def work(console: Console) -> None:
+        rules = Rules(ttft_ms=ttft_ms, tbt_ms=tbt_ms, reject=reject)
+        systems = tuple(policy or ("best",))
+        run_simulation(
+            RunWanted(cluster, workload, systems, rules, seed, rate, json), console
+        )
+
+    leave(work)

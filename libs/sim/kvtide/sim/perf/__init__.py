@@ -1,0 +1,1 @@
+"""What a cluster would do with a load: TTFT, TBT, goodput, in virtual time."""
