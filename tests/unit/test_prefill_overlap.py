@@ -2,17 +2,27 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
+import msgspec
 import pytest
-from tests.unit.shell_world import Model, Pool, Runner, prefill_work, until, world_of
+from tests.unit.shell_world import (
+    Model,
+    Pool,
+    Put,
+    Runner,
+    prefill_work,
+    slot,
+    until,
+    world_of,
+)
 from torch import Tensor
 
 from kvtide.bus import Hop
-from kvtide.bus.messages import Ack, HandoverTaken, PrefillDone
+from kvtide.bus.messages import Ack, HandoverTaken, PrefillDone, PutBlock, PutSlot
 from kvtide.engine.runner import Chunk
-from kvtide.kv import Located, RequestId, Role
+from kvtide.kv import Lease, Located, RequestId, Role, Tier
 from kvtide.pool import MissReason, ReadOutcome
 from kvtide.prefill import layered_load
 
@@ -40,6 +50,29 @@ class Told(Runner):
                 self.loop.call_soon_threadsafe(self.first_made.set)
 
         return super().step(chunks, told, cancelled)
+
+
+@dataclass
+class Finished(Runner):
+    """Says when a step begins, and remembers where those started that came to an end."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+    first_begun: asyncio.Event = field(default_factory=asyncio.Event)
+    starts: list[int] = field(default_factory=list[int])
+    finished: list[int] = field(default_factory=list[int])
+
+    def step(
+        self,
+        chunks: Sequence[Chunk],
+        on_layer: Callable[[int], None] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> list[Tensor | None]:
+        self.starts.append(chunks[0].start)
+        assert self.loop is not None
+        self.loop.call_soon_threadsafe(self.first_begun.set)
+        made = super().step(chunks, on_layer, cancelled)
+        self.finished.append(chunks[0].start)
+        return made
 
 
 @dataclass
@@ -93,3 +126,67 @@ async def test_the_next_layer_loads_while_one_is_computed(
         taken = HandoverTaken(request=RequestId("a"), attempt=1)
         assert isinstance(await world.send(Hop.CONTROL, taken), Ack)
         await until(lambda: all(run.closed for run in world.model.runs), "runs end")
+
+
+class SsdPool(Pool):
+    """Has what is on an SSD: it is read whole or not at all, and its header never alone."""
+
+    async def read_blocks(
+        self, located: Sequence[Located], *rest: object, **options: object
+    ) -> list[ReadOutcome]:
+        del rest
+        assert options["parts"] == range(4)
+        return [ReadOutcome() for _ in located]
+
+
+async def test_a_prefix_on_an_ssd_is_reused() -> None:
+    runner = Told()
+    async with world_of(Role.PREFILL, SsdPool(), Model(runner=runner)) as world:
+        work = prefill_work("a", 40, reuse=2)
+        reuse = tuple(
+            replace(each, slot=replace(each.slot, tier=Tier.SSD)) for each in work.reuse
+        )
+        await world.ask(msgspec.structs.replace(work, reuse=reuse))
+        done = await world.told("a")
+        assert isinstance(done, PrefillDone)
+        assert (done.reused_tokens, done.computed_tokens) == (32, 7)
+        assert runner.starts == [32]
+        taken = HandoverTaken(request=RequestId("a"), attempt=1)
+        assert isinstance(await world.send(Hop.CONTROL, taken), Ack)
+
+
+@dataclass
+class GonePool(Pool):
+    """Told at the put that a block is there; when it is read, it is not any more."""
+
+    ask: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def begin(
+        self, lease: Lease, tags: object, layout: object, blocks: Sequence[PutBlock]
+    ) -> Put:
+        put = await super().begin(lease, tags, layout, blocks)
+        key = blocks[0].key
+        assert key is not None
+        here = PutSlot(None, Located(key, slot(0), 0))
+        return Put(self, (here, *put.slots[1:]))
+
+    async def read_headers(
+        self, located: Sequence[Located], *rest: object, **options: object
+    ) -> list[None]:
+        await self.ask.wait()
+        return await super().read_headers(located, *rest, **options)
+
+
+async def test_no_step_goes_on_without_a_copy_that_was_promised() -> None:
+    """What it computed would be written and announced as the blocks that follow."""
+    pool = GonePool()
+    runner = Finished(loop=asyncio.get_running_loop(), first_begun=pool.ask)
+    async with world_of(Role.PREFILL, pool, Model(runner=runner)) as world:
+        await world.ask(prefill_work("a", 40))
+        done = await world.told("a")
+        assert isinstance(done, PrefillDone)
+        assert (done.reused_tokens, done.computed_tokens) == (0, 39)
+        assert runner.starts == [16, 0]
+        assert runner.finished == [0]
+        taken = HandoverTaken(request=RequestId("a"), attempt=1)
+        assert isinstance(await world.send(Hop.CONTROL, taken), Ack)

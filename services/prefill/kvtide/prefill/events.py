@@ -157,12 +157,14 @@ class Load:
     """Read these copies into the run, from block ``first`` on → ``Checked``, ``Loaded``.
 
     Layer by layer: a step that needs a layer waits for it, and is aborted if a copy
-    turns out to be bad.
+    turns out to be bad. Where all are ``promised``, a step may wait for them before
+    they are ``Checked``.
     """
 
     ref: RequestRef
     copies: tuple[Located, ...]
     first: int = 0
+    promised: bool = False
 
 
 @dataclass(frozen=True, slots=True)

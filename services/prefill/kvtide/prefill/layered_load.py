@@ -45,31 +45,12 @@ class LayeredLoad:
         """
         load, layout = self._load, self._held.space.layout
         begin_s = self._clock.monotonic()
-        headers = await self._pool.read_headers(
-            load.copies, self._held.space.tags, layout, timeout_s=timeout_s
-        )
-        blocks = next(
-            (i for i, header in enumerate(headers) if header is None), len(headers)
-        )
-        if blocks:
-            checked(events.Checked(load.ref, load.first, blocks))
-        promised = blocks
-        layers = layout.parts // 2
-        layer_bytes = max(1, blocks * 2 * layout.part_bytes)
-        at_once = max(1, min(layers, READ_BYTES // layer_bytes))
         if any(copy.slot.tier is Tier.SSD for copy in load.copies):
-            at_once = layers  # each read would bring the block into memory again
-        layer = 0
-        while layer < layers and blocks:
-            left_s = timeout_s - (self._clock.monotonic() - begin_s)
-            end = min(layers, layer + at_once)
-            good = await self._read(blocks, range(2 * layer, 2 * end), left_s)
-            if good < blocks:
-                blocks = good
-                self._gate.ended(whole=False)
-            layer = end
-            self._gate.reached(layer)
-        self._gate.ended(whole=blocks == promised)
+            # each read would bring the block into memory again: all of it at once
+            blocks = await self._read(len(load.copies), range(layout.parts), timeout_s)
+            self._gate.ended(whole=blocks == len(load.copies) or not load.promised)
+        else:
+            blocks = await self._by_layer(begin_s + timeout_s, checked)
         if blocks < len(load.copies):
             log.info(
                 "reuse missed",
@@ -79,6 +60,42 @@ class LayeredLoad:
         ms = (self._clock.monotonic() - begin_s) * 1000
         size = blocks * layout.slot_bytes
         return events.Loaded(load.ref, blocks, size, ms, load.first)
+
+    async def _by_layer(
+        self, until_s: float, checked: Callable[[events.Event], object]
+    ) -> int:
+        """Check the headers, then read; how many blocks are there in every layer."""
+        load, layout = self._load, self._held.space.layout
+        headers = await self._pool.read_headers(
+            load.copies,
+            self._held.space.tags,
+            layout,
+            timeout_s=max(0.0, until_s - self._clock.monotonic()),
+        )
+        blocks = next(
+            (i for i, header in enumerate(headers) if header is None), len(headers)
+        )
+        promised = len(headers) if load.promised else blocks
+        if blocks < promised:
+            # a step that waits for all of them must not go on without
+            self._gate.ended(whole=False)
+        if blocks:
+            checked(events.Checked(load.ref, load.first, blocks))
+        layers = layout.parts // 2
+        layer_bytes = max(1, blocks * 2 * layout.part_bytes)
+        at_once = max(1, min(layers, READ_BYTES // layer_bytes))
+        layer = 0
+        while layer < layers and blocks:
+            left_s = until_s - self._clock.monotonic()
+            end = min(layers, layer + at_once)
+            good = await self._read(blocks, range(2 * layer, 2 * end), left_s)
+            if good < blocks:
+                blocks = good
+                self._gate.ended(whole=False)
+            layer = end
+            self._gate.reached(layer)
+        self._gate.ended(whole=blocks == promised)
+        return blocks
 
     async def _read(self, blocks: int, parts: range, timeout_s: float) -> int:
         """Read these parts of the first blocks; how many of the blocks have them."""

@@ -255,17 +255,14 @@ class PrefillMachine:
         if ahead and job.puts:
             first, count = job.first_block, self._worth(job, ahead)
             if count:
-                self._load(job, ahead[:count], first)
+                copies = ahead[:count]
+                self._out.append(events.Load(job.ref, copies, first, promised=True))
                 job.loads[first] = count
                 job.promised(count)
         else:
             job.promised(len(ahead))  # decode alone reads them
         self._out.append(events.ToDecode(job.work.decode, job.make_plan(self._held.me)))
         self._advance(job)
-
-    def _load(self, job: Job, copies: tuple[Located, ...], first: int) -> None:
-        job.loads[first] = 0
-        self._out.append(events.Load(job.ref, copies, first))
 
     def _worth(self, job: Job, copies: tuple[Located, ...]) -> int:
         """How many of these copies are loaded faster than they are computed."""
@@ -417,7 +414,8 @@ class PrefillMachine:
         count = self._worth(job, job.reuse)
         if count:
             job.phase = Phase.CHECKING
-            self._load(job, job.reuse[:count], 0)
+            job.loads[0] = 0
+            self._out.append(events.Load(job.ref, job.reuse[:count]))
         else:
             self._ask_for_slots(job)
 
