@@ -53,7 +53,11 @@ async def serve_on(
     """Serve on an open node. ``ready`` gets the URL once requests are taken."""
     metrics = GatewayMetrics(registry)
     gateway = Gateway(
-        node, settings.limits, metrics, max_open_requests=settings.max_open_requests
+        node,
+        settings.limits,
+        metrics,
+        max_open_requests=settings.max_open_requests,
+        quarantine_s=settings.quarantine_s,
     )
     with ThreadPoolExecutor(settings.text_threads, "text") as executor:
         folder = settings.model.expanduser()

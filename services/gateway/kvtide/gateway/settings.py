@@ -53,6 +53,18 @@ class GatewaySettings(RoleSettings):
     request_timeout_s: float = Field(
         default=600.0, gt=0, description="a request that takes longer fails"
     )
+    failover_wait_s: float = Field(
+        default=30.0,
+        ge=0,
+        description="a request that lost its workers waits this long for others, or for "
+        "theirs to be started again",
+    )
+    quarantine_s: float = Field(
+        default=600.0,
+        ge=0,
+        description="a prompt whose workers died three times in one request is refused "
+        "for this long; 0: it never is",
+    )
     ping_s: float = Field(
         default=15.0, gt=0, description="a silent stream gets a comment this often"
     )
@@ -77,4 +89,6 @@ class GatewaySettings(RoleSettings):
     @property
     def limits(self) -> LifeLimits:
         """The limits of each request's life."""
-        return LifeLimits(deadline_s=self.request_timeout_s)
+        return LifeLimits(
+            deadline_s=self.request_timeout_s, again_limit_s=self.failover_wait_s
+        )

@@ -27,15 +27,22 @@ from kvtide.bus.messages import (
     Tokens,
 )
 from kvtide.gateway.courier import Courier
-from kvtide.gateway.errors import NameTakenError, UnavailableError
+from kvtide.gateway.errors import (
+    NameTakenError,
+    RequestFailedError,
+    UnavailableError,
+)
 from kvtide.gateway.life import (
     Aborted,
     AnswerCommand,
     Event,
+    FailureKind,
     Life,
     LifeLimits,
     NodeGone,
     NodeJoined,
+    Quarantine,
+    RequestFailure,
     RequestSpec,
     Stage,
     Submitted,
@@ -67,8 +74,10 @@ class Gateway:
         metrics: GatewayMetrics,
         *,
         max_open_requests: int,
+        quarantine_s: float = 600.0,
     ) -> None:
         """Nothing is heard before ``start``."""
+        self._quarantine = Quarantine(quarantine_s)
         self.node = node
         self._limits = limits
         self._metrics = metrics
@@ -144,8 +153,12 @@ class Gateway:
         Raises:
             UnavailableError: see ``check_room``.
             NameTakenError: a request of this name is not over; it goes on as it was.
+            RequestFailedError: such a request killed its workers not long ago.
         """
         self.check_room()
+        if self._quarantine.refuses(spec, self._now_s()):
+            reason = "workers died with this prompt, so it is refused for a while"
+            raise RequestFailedError(RequestFailure(FailureKind.QUARANTINED, reason))
         if spec.request in self._sessions:
             log.error("name taken", request=spec.request)
             raise NameTakenError(spec.request)
@@ -191,6 +204,9 @@ class Gateway:
     def _on_ended(self, record: RequestEnded) -> None:
         self._count(-1)
         self._metrics.ended(record)
+        session = self._sessions.get(record.request)
+        if session is not None and record.code == FailureKind.QUARANTINED:
+            self._quarantine.add(session.life.spec, self._now_s())
         log.info(
             "request ended",
             request=record.request,

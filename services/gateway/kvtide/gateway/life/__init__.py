@@ -34,6 +34,7 @@ from kvtide.gateway.life.events import (
     WorkLost,
 )
 from kvtide.gateway.life.machine import Life
+from kvtide.gateway.life.quarantine import Quarantine
 from kvtide.gateway.life.rendezvous import rendezvous_order
 from kvtide.gateway.life.spec import (
     FailureKind,
@@ -65,6 +66,7 @@ __all__ = [
     "NodeGone",
     "NodeJoined",
     "PullAnswered",
+    "Quarantine",
     "RecordEnded",
     "RequestFailure",
     "RequestSpec",

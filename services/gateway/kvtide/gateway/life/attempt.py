@@ -42,6 +42,11 @@ class Attempt:
         """Whether a conductor has answered with workers."""
         return bool(self.works)
 
+    def start_at(self, at_s: float) -> None:
+        """Ask the first conductor only then."""
+        self.rank = -1
+        self.started_s = self.next_rank_s = at_s
+
     def place(self, placed: Placed, answer_by_s: float) -> None:
         """Give both workers their share, to be answered by then."""
         self.works[Stage.DECODE] = Work(placed.decode, answer_by_s)

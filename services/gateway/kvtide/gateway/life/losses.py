@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Self
 
 from kvtide.bus.messages import RefuseCode, RejectCode, Rejected, WorkRefused
@@ -21,10 +22,32 @@ _PASSING = frozenset(
 )
 
 
+class LossKind(Enum):
+    """What became of a worker's share.
+
+    ``BUSY``: workers are full. ``AWAY``: one can't work just now, or is another one by
+    now. ``FAILED``: it gave up. ``DIED``: it is dead, or as good as dead.
+    """
+
+    BUSY = auto()
+    AWAY = auto()
+    FAILED = auto()
+    DIED = auto()
+
+
+_REFUSALS = {
+    RefuseCode.DRAINING: LossKind.AWAY,
+    RefuseCode.LOADING: LossKind.AWAY,
+    RefuseCode.NO_STORE: LossKind.AWAY,
+    RefuseCode.OTHER_LIFE: LossKind.AWAY,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """Why an attempt can't go on, and the answer if no other attempt is left."""
 
+    kind: LossKind
     failure: RequestFailure
     holds_nothing: bool
     """The worker said so itself: it needs no cancel."""
@@ -39,13 +62,24 @@ class Loss:
             failure = RequestFailure(FailureKind.TOO_LARGE, reason)
         else:
             failure = RequestFailure(FailureKind.WORKERS_FAILED, reason)
-        return cls(failure, holds_nothing=True)
+        kind = _REFUSALS.get(reply.code, LossKind.BUSY)
+        return cls(kind, failure, holds_nothing=True)
 
     @classmethod
     def failed(cls, reason: str) -> Self:
         """The worker gave up and holds nothing."""
         return cls(
+            LossKind.FAILED,
             RequestFailure(FailureKind.WORKERS_FAILED, f"a worker failed: {reason}"),
+            holds_nothing=True,
+        )
+
+    @classmethod
+    def gone(cls, reason: str) -> Self:
+        """That life of the worker is over, and with it what it held."""
+        return cls(
+            LossKind.DIED,
+            RequestFailure(FailureKind.WORKERS_FAILED, f"a worker was lost: {reason}"),
             holds_nothing=True,
         )
 
@@ -53,6 +87,7 @@ class Loss:
     def silent(cls, reason: str) -> Self:
         """The worker does not answer; it may hold something."""
         return cls(
+            LossKind.DIED,
             RequestFailure(FailureKind.WORKERS_FAILED, f"a worker was lost: {reason}"),
             holds_nothing=False,
         )
@@ -64,17 +99,25 @@ class Exclusions:
     def __init__(self) -> None:
         """All workers are welcome."""
         self._epochs: dict[NodeId, int] = {}
+        self._joined: dict[NodeId, int] = {}
 
     def add(self, worker: NodeRef) -> None:
-        """Leave out this life of a worker and those before."""
+        """Leave out this life of a worker and those before, if no later one is here."""
+        if self._joined.get(worker.node, worker.epoch) > worker.epoch:
+            return
         self._epochs[worker.node] = max(
             worker.epoch, self._epochs.get(worker.node, worker.epoch)
         )
 
     def joined(self, node: NodeRef) -> None:
-        """A later life starts with a clean record."""
-        if self._epochs.get(node.node, node.epoch) < node.epoch:
+        """A later life starts with a clean record; so does one that was only away."""
+        self._joined[node.node] = node.epoch
+        if self._epochs.get(node.node, node.epoch + 1) <= node.epoch:
             del self._epochs[node.node]
+
+    def forgive(self) -> None:
+        """Those who were left out are better than nobody."""
+        self._epochs.clear()
 
     @property
     def nodes(self) -> Sequence[NodeId]:
@@ -94,6 +137,7 @@ _REJECTIONS = {
 _PASSING_REJECTIONS = frozenset(
     (RejectCode.OVERLOADED, RejectCode.NO_WORKERS, RejectCode.TENANT_LIMIT)
 )
+_MAY_COME_BACK = _PASSING_REJECTIONS | {RejectCode.UNKNOWN_MODEL}
 
 
 def rejection_failure(reply: Rejected) -> RequestFailure:
@@ -102,3 +146,11 @@ def rejection_failure(reply: Rejected) -> RequestFailure:
     if reply.code in _PASSING_REJECTIONS:
         retry_ms = reply.retry_after_ms or DEFAULT_RETRY_MS
     return RequestFailure(_REJECTIONS[reply.code], reply.reason, retry_ms)
+
+
+def may_come_back(reply: Rejected) -> bool:
+    """Whether a request that already ran had better ask again than give up.
+
+    A model is unknown, too, while its only workers are started again.
+    """
+    return reply.code in _MAY_COME_BACK

@@ -2,7 +2,7 @@
 
 PLACING ──Placed──> RUNNING ──tokens…finish──> ANSWERED (cancels may still repeat)
    ^                   │
-   └── a worker refused or was lost (at most ``LifeLimits.placements`` attempts)
+   └── a worker refused or was lost (see ``Patience`` for how often and how long)
 
 Whatever is lost, repeated, delayed or reordered: exactly one of ``Finish``, ``Fail`` or
 (when the client is gone) nothing is commanded, exactly one ``RecordEnded``, and the
@@ -12,7 +12,8 @@ of a worker says is ignored.
 A prefill worker that fails after it took its work ends nothing: decode computes what is
 missing. A refusal, or a lost decode worker, starts a new attempt with that worker left
 out and with the tokens received so far behind the prompt; seed and position fix every
-draw, so the answer goes on as if nothing had happened.
+draw, so the answer goes on as if nothing had happened. When nobody is there to take it,
+a request that ran waits for workers and conductors to come back.
 """
 
 from typing import assert_never
@@ -49,7 +50,13 @@ from kvtide.gateway.life.events import (
     WorkLost,
 )
 from kvtide.gateway.life.letters import Letters
-from kvtide.gateway.life.losses import Exclusions, Loss, rejection_failure
+from kvtide.gateway.life.losses import (
+    Exclusions,
+    Loss,
+    may_come_back,
+    rejection_failure,
+)
+from kvtide.gateway.life.patience import Patience
 from kvtide.gateway.life.spec import (
     FailureKind,
     LifeLimits,
@@ -73,6 +80,7 @@ class Life:
         self._answer = Answer(spec, text, limits)
         self._attempt: Attempt | None = None
         self._excluded = Exclusions()
+        self._patience = Patience(limits)
         self._cancels = Cancels(spec.request, limits)
         self._deadline_s = float("inf")
         self._answered = False
@@ -203,9 +211,9 @@ class Life:
         for stage in hit:
             work = attempt.works[stage]
             needed = stage is Stage.DECODE or work.state is WorkState.SENT
-            work.state = WorkState.OVER
             if needed:
-                return self._lost(attempt, stage, Loss.failed("it is gone"), now_s)
+                return self._lost(attempt, stage, Loss.gone("it is gone"), now_s)
+            work.state = WorkState.OVER
         return []
 
     # ---- placing
@@ -222,7 +230,8 @@ class Life:
         return SendAdmit(attempt.rank, message)
 
     def _next_conductor(self, attempt: Attempt, now_s: float) -> list[Command]:
-        if now_s >= attempt.started_s + self._limits.admit_limit_s:
+        late = now_s >= attempt.started_s + self._limits.admit_limit_s
+        if late and self._patience.over(now_s):
             return self._fail(FailureKind.NO_CONDUCTOR, "no conductor answers", now_s)
         attempt.rank += 1
         attempt.next_rank_s = now_s + self._limits.admit_patience_s
@@ -238,7 +247,7 @@ class Life:
         if event.reply.attempt != attempt.number:
             return []
         if isinstance(event.reply, Rejected):
-            return self._fail_with(rejection_failure(event.reply), now_s)
+            return self._rejected(attempt, event.reply, now_s)
         return self._placed(attempt, event.reply, now_s)
 
     def _admit_lost(
@@ -246,16 +255,29 @@ class Life:
     ) -> list[Command]:
         if (event.attempt, event.rank) != (attempt.number, attempt.rank):
             return []
-        if event.live == 0:
+        if event.live == 0 and self._patience.over(now_s):
             return self._fail(FailureKind.NO_CONDUCTOR, "no conductor is live", now_s)
         if attempt.rank + 1 >= event.live:
             return []  # all were asked: the timer starts the next round
         return self._next_conductor(attempt, now_s)
 
+    def _rejected(
+        self, attempt: Attempt, reply: Rejected, now_s: float
+    ) -> list[Command]:
+        """Final, but for a request that ran: it asks again, under another number."""
+        if not may_come_back(reply) or self._patience.over(now_s):
+            return self._fail_with(rejection_failure(reply), now_s)
+        self._excluded.forgive()
+        again_s = now_s + self._patience.pause_s()
+        self._attempt = Attempt(attempt.number + 1, now_s, 0.0)
+        self._attempt.start_at(again_s)
+        return []
+
     def _placed(self, attempt: Attempt, placed: Placed, now_s: float) -> list[Command]:
         tokens = self._answer.tokens
         placed = self._letters.checked(placed, tokens)
         attempt.place(placed, now_s + self._limits.work_patience_s)
+        self._patience.placed()
         left_ms = (self._deadline_s - now_s) * 1000
         commands: list[Command] = []
         if placed.prefill is not None:
@@ -297,7 +319,10 @@ class Life:
             self._answer.listen(now_s)
 
     def _begin(self, attempt: Attempt) -> list[Command]:
-        if self._began or not attempt.is_taken:
+        if not attempt.is_taken:
+            return []
+        self._patience.taken()
+        if self._began:
             return []
         self._began = True
         return [Began()]
@@ -308,12 +333,13 @@ class Life:
         """The attempt can't go on: the next one, or the end."""
         work = attempt.works[stage]
         self._excluded.add(work.worker)
+        failure = self._patience.lost(loss, ran=attempt.is_taken, now_s=now_s)
         if loss.holds_nothing:
             work.state = WorkState.OVER
         if len(self._answer.tokens) >= self.spec.max_new_tokens:
             return self._finish(FinishReason.LENGTH, now_s)
-        if attempt.number >= self._limits.placements:
-            return self._fail_with(loss.failure, now_s)
+        if failure is not None:
+            return self._fail_with(failure, now_s)
         cancels = self._cancel_all(attempt, "superseded", now_s)
         return [*cancels, *self._next_attempt(now_s)]
 

@@ -34,12 +34,20 @@ class RequestSpec:
 
 @dataclass(frozen=True, slots=True)
 class LifeLimits:
-    """Every wait of a request, in seconds, and every count that bounds it."""
+    """Every wait of a request, in seconds, and every count that bounds it.
+
+    ``again_limit_s``: a request that lost its workers waits this long for others, or
+    for theirs to be started again, and asks at intervals that grow from
+    ``again_first_s`` to ``again_most_s``.
+    """
 
     deadline_s: float = 600.0
     placements: int = 3
     admit_patience_s: float = 0.25
     admit_limit_s: float = 5.0
+    again_limit_s: float = 30.0
+    again_first_s: float = 0.1
+    again_most_s: float = 0.8
     work_patience_s: float = 5.0
     silence_s: float = 1.0
     pull_patience_s: float = 0.25

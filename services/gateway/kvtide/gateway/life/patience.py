@@ -1,0 +1,68 @@
+"""How often a request may be placed, and how long it may wait for that. Pure."""
+
+from kvtide.gateway.life.losses import Loss, LossKind
+from kvtide.gateway.life.spec import FailureKind, LifeLimits, RequestFailure
+
+_GROWTH = 2.0
+
+
+class Patience:
+    """Counts a request's placements, and bounds its wait for the next one.
+
+    A request that nobody has taken yet is not patient: what keeps it from being placed
+    ends it at once. After a loss it is: it waits for workers and conductors to come
+    back, until ``again_limit_s`` after that loss. Only placements that ran count
+    towards ``LifeLimits.placements`` then.
+    """
+
+    def __init__(self, limits: LifeLimits) -> None:
+        """Nothing was lost yet."""
+        self._limits = limits
+        self._placed = 0
+        self._ran = 0
+        self._died = 0
+        self._until_s: float | None = None
+        self._pause_s = limits.again_first_s
+
+    @property
+    def waits(self) -> bool:
+        """Whether a lost placement is to be made good."""
+        return self._until_s is not None
+
+    def placed(self) -> None:
+        """A conductor has chosen workers."""
+        self._placed += 1
+
+    def taken(self) -> None:
+        """Workers have the request: the wait is over."""
+        self._until_s = None
+        self._pause_s = self._limits.again_first_s
+
+    def lost(self, loss: Loss, *, ran: bool, now_s: float) -> RequestFailure | None:
+        """A placement came to nothing; the answer if it was the last one."""
+        limit = self._limits.placements
+        self._ran += ran
+        self._died += ran and loss.kind is LossKind.DIED
+        if self._died >= limit:
+            return RequestFailure(
+                FailureKind.QUARANTINED,
+                f"{self._died} workers died with this request, so it is refused for a "
+                "while",
+            )
+        if self._ran >= limit:
+            return loss.failure
+        if not self.waits and (self._ran or loss.kind is not LossKind.BUSY):
+            self._until_s = now_s + self._limits.again_limit_s
+        if not self.waits and self._placed >= limit:
+            return loss.failure
+        return None
+
+    def over(self, now_s: float) -> bool:
+        """Whether it has waited for long enough, or may not wait at all."""
+        return self._until_s is None or now_s >= self._until_s
+
+    def pause_s(self) -> float:
+        """How long to wait before the next question; grows up to a second or so."""
+        pause_s = self._pause_s
+        self._pause_s = min(pause_s * _GROWTH, self._limits.again_most_s)
+        return pause_s
