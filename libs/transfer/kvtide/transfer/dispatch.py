@@ -78,7 +78,7 @@ class Dispatcher:
             request.settle()
 
     def at_once(self, request: Request) -> Carrier | None:
-        """Have a request sent before this returns: by whom; None: nothing was done.
+        """Have a request taken by a rail, and sent if it can be; None: nothing was done.
 
         For a request whose local memory lies equally near to all rails. Never blocks.
         """

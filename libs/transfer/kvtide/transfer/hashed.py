@@ -29,7 +29,8 @@ def send_hashed(
 ) -> list[int]:
     """Send ``head``, the views and their xxh3; which they are.
 
-    With ``aside``, much is hashed there while it is sent. Memory that changes meanwhile
+    With ``aside``, more than ``SEND_BYTES`` is hashed there while it is sent; for less,
+    another thread would be awake too late. Memory that changes meanwhile
     is found by the receiver. Raises as ``Channel.send``; then too nobody reads the views
     any more.
     """
@@ -40,7 +41,7 @@ def send_hashed(
         digests = list(map(xxh3_64_intdigest, views))
         channel.send([head, *views, struct.pack(trailer, *digests)], check)
         return digests
-    if aside is not None:
+    if aside is not None and total > SEND_BYTES:
         hashing = aside.submit(lambda: list(map(xxh3_64_intdigest, views)))
         try:
             channel.send([head, *views], check)

@@ -249,7 +249,7 @@ class SocketPeer(TransferPeer):
         request = Request(transfer, None, [memory], [handle], [offset], len(memory))
         self._under_way.add(transfer)
         transfer.begin(1, dispatcher.abort, dispatcher.help, None, self._ended)
-        carrier = None if request.writes else dispatcher.at_once(request)
+        carrier = dispatcher.at_once(request)
         if carrier is None:
             dispatcher.submit([request])
         else:

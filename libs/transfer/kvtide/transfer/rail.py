@@ -27,7 +27,7 @@ class Carrier(ABC):
         """Take a request; never blocks."""
 
     def at_once(self, request: Request) -> bool:
-        """Send a request in the calling thread; False: not now, nothing was done.
+        """Take a request and send it, if that can be done now; False: nothing was done.
 
         Never blocks. Once true, it is as any that was given to ``submit``.
         """
@@ -35,7 +35,7 @@ class Carrier(ABC):
         return False
 
     def finish(self, request: Request) -> None:
-        """Take the answer to a request in the calling thread, if it is the next.
+        """Do all for a request in the calling thread, if its turn is now.
 
         For a thread that waits for it, once ``at_once`` was true.
         """

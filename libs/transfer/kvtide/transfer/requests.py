@@ -174,6 +174,11 @@ class Inbox:
                 self._requests.append(request)
             return not self._closed
 
+    def is_all(self, request: Request) -> bool:
+        """Whether it is the only one that waits."""
+        with self._lock:
+            return len(self._requests) == 1 and self._requests[0] is request
+
     def take(self) -> Request | None:
         """The next, if there is one."""
         # what comes a moment later is heard of by other means

@@ -287,9 +287,8 @@ def check_handle(handle: RegionHandle, node: str, epoch: int, index: int) -> Non
             slice_index=index,
         )
     # a handle may come from a codec that made other types of it
-    capability: object = handle.capability
-    if not isinstance(capability, bytes) or len(capability) != CAPABILITY_BYTES:
+    known = type(handle.capability) is bytes
+    if not known or len(handle.capability) != CAPABILITY_BYTES:
         raise AccessDenied("not a capability", node=node, slice_index=index)
-    region: object = handle.region
-    if not isinstance(region, int) or not 0 <= region < 1 << 64:
-        raise AccessDenied(f"no region {region!r}", node=node, slice_index=index)
+    if type(handle.region) is not int or not 0 <= handle.region < 1 << 64:
+        raise AccessDenied(f"no region {handle.region!r}", node=node, slice_index=index)
