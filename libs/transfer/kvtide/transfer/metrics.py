@@ -59,6 +59,12 @@ class PrometheusObserver:
             registry=registry,
         )
 
+        # by labels, which take longer to look up than a small transfer should
+        self._kept: dict[tuple[str, str, Operation], tuple[Counter, Counter, Histogram]]
+        self._kept = {}
+        self._kept_served: dict[tuple[str, str, Operation], tuple[Counter, Counter]]
+        self._kept_served = {}
+
     def transferred(
         self,
         path: str,
@@ -68,9 +74,19 @@ class PrometheusObserver:
         seconds: float,
     ) -> None:
         """See ``Observer.transferred``."""
-        self._bytes.labels(path, purpose, operation.value, "client").inc(nbytes)
-        self._operations.labels(path, purpose, operation.value, "client").inc()
-        self._seconds.labels(path, purpose, operation.value).observe(seconds)
+        key = (path, purpose, operation)
+        kept = self._kept.get(key)
+        if kept is None:
+            labels = (path, purpose, operation.value)
+            kept = self._kept[key] = (
+                self._bytes.labels(*labels, "client"),
+                self._operations.labels(*labels, "client"),
+                self._seconds.labels(*labels),
+            )
+        moved, count, lasted = kept
+        moved.inc(nbytes)
+        count.inc()
+        lasted.observe(seconds)
 
     def failed(self, path: str, purpose: str, operation: Operation, kind: str) -> None:
         """See ``Observer.failed``."""
@@ -84,8 +100,17 @@ class PrometheusObserver:
         self, path: str, purpose: str, operation: Operation, nbytes: int
     ) -> None:
         """See ``Observer.served``."""
-        self._bytes.labels(path, purpose, operation.value, "server").inc(nbytes)
-        self._operations.labels(path, purpose, operation.value, "server").inc()
+        key = (path, purpose, operation)
+        kept = self._kept_served.get(key)
+        if kept is None:
+            labels = (path, purpose, operation.value, "server")
+            kept = self._kept_served[key] = (
+                self._bytes.labels(*labels),
+                self._operations.labels(*labels),
+            )
+        moved, count = kept
+        moved.inc(nbytes)
+        count.inc()
 
     def refused(self, reason: str) -> None:
         """See ``Observer.refused``."""
