@@ -26,7 +26,7 @@ A part's entry is offset (8), length (8), xxh3-64 (8).
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import starmap
+from functools import partial
 from typing import NamedTuple
 
 from kvtide.kv.errors import HeaderMismatchError
@@ -59,6 +59,9 @@ class PartEntry(NamedTuple):
     offset: int
     length: int
     xxh3: int
+
+
+_entry_of = partial(tuple.__new__, PartEntry)  # pyright: ignore[reportUnknownMemberType]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,8 @@ class BlockHeader:
         if len(data) < end:
             raise HeaderMismatchError("parts", f"{count} parts do not fit the header")
         entries = _ENTRY.iter_unpack(memoryview(data)[HEADER_FIXED_BYTES:end])
-        parts = tuple(starmap(PartEntry, entries))
+        # hundreds of headers are read at once: no call in Python for each part
+        parts = tuple(map(_entry_of, entries))
         tags = SpaceTags(key_id, model, layout_tag, tenant)
         return cls(BlockKey(key), tags, generation, tokens, slot_bytes, parts)
 
@@ -149,10 +153,12 @@ class BlockHeader:
     def _parts_fit(self, layout: Layout) -> bool:
         length = self.tokens * layout.token_bytes
         start, step = layout.part_offset(0), layout.part_bytes
-        return len(self.parts) == layout.parts and all(
-            part.offset == start + i * step and part.length == length
-            for i, part in enumerate(self.parts)
-        )
+        count = layout.parts
+        if len(self.parts) != count:
+            return False
+        offsets, lengths, _ = zip(*self.parts, strict=True)
+        end = start + count * step
+        return offsets == tuple(range(start, end, step)) and set(lengths) == {length}
 
 
 def renewed_header(raw: bytes, generation: int) -> bytes:

@@ -1,8 +1,9 @@
 """Optimistic reads: copy one-sided, verify the private copy, call a mismatch a miss."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from operator import add
 
@@ -24,6 +25,15 @@ from kvtide.transfer import (
 
 STARTS_A_TURN = 8
 
+GROUP_BYTES = 16 << 20
+"""Slots of one store in shared memory are read together up to this many bytes: a transfer
+costs as much as copying a tenth of a block. What fails there fails for the store."""
+
+GROUP_SLICES = 480
+
+_slice_of = partial(tuple.__new__, ReadSlice)  # pyright: ignore[reportUnknownMemberType]
+"""Without a call in Python for each of hundreds."""
+
 
 @dataclass(frozen=True, slots=True)
 class SlotRead:
@@ -40,6 +50,9 @@ class _Source:
 
     peer: TransferPeer
     arenas: tuple[RegionHandle, ...]
+
+
+_NOT_STARTED = ReadOutcome(MissReason.UNREACHABLE, detail="nothing was read")
 
 
 class SlotReader:
@@ -63,19 +76,23 @@ class SlotReader:
         sources: dict[NodeRef, _Source | ReadOutcome] = {}
         for owner in dict.fromkeys(read.slot.owner for read in reads):
             sources[owner] = await self._source(owner, deadline_s)
-        started: list[Transfer | ReadOutcome] = []
+        started: list[_Started] = []
         try:
-            for number, read in enumerate(reads):
+            for number, places in enumerate(_groups(reads, sources)):
                 if number and number % STARTS_A_TURN == 0:
                     # hundreds of blocks must not hold up the loop
                     await self._node.clock.sleep(0)
                 left_s = deadline_s - self._node.clock.monotonic()
-                source = sources[read.slot.owner]
-                started.append(self._start(read, source, left_s, purpose))
-            return [await _result(each) for each in started]
+                group = [reads[place] for place in places]
+                source = sources[group[0].slot.owner]
+                started += self._start_all(group, places, source, left_s, purpose)
+            found: list[TransferResult | ReadOutcome] = [_NOT_STARTED] * len(reads)
+            for each in started:
+                each.hand_out(await _result(each.transfer), found)
         except BaseException:
-            await _abandon(started)
+            await _abandon([each.transfer for each in started])
             raise
+        return found
 
     async def _source(self, owner: NodeRef, deadline_s: float) -> _Source | ReadOutcome:
         member = self._node.roster.get(owner.node)
@@ -100,9 +117,27 @@ class SlotReader:
             return _missed(error)
         return _Source(peer, member.beat.arenas)
 
+    def _start_all(
+        self,
+        group: Sequence[SlotRead],
+        places: Sequence[int],
+        source: _Source | ReadOutcome,
+        timeout_s: float,
+        purpose: str,
+    ) -> list["_Started"]:
+        """All in one transfer; each in its own where one can't even begin."""
+        counts = [len(read.targets) for read in group]
+        together = self._start(group, source, timeout_s, purpose)
+        if len(group) == 1 or isinstance(together, Transfer):
+            return [_Started(together, places, counts)]
+        return [
+            _Started(self._start([read], source, timeout_s, purpose), [place], [count])
+            for read, place, count in zip(group, places, counts, strict=True)
+        ]
+
     def _start(
         self,
-        read: SlotRead,
+        group: Sequence[SlotRead],
         source: _Source | ReadOutcome,
         timeout_s: float,
         purpose: str,
@@ -111,22 +146,83 @@ class SlotReader:
             return source
         if timeout_s <= 0:
             return ReadOutcome(MissReason.TIMED_OUT, detail="no time was left")
-        slot = read.slot
-        if not 0 <= slot.arena < len(source.arenas):
-            return ReadOutcome(MissReason.STALE, detail="there is no such arena")
-        handle = source.arenas[slot.arena]
-        ends = map(add, read.offsets, map(len, read.targets))
-        if max(ends, default=0) > slot.length:
-            return ReadOutcome(MissReason.FOREIGN, detail="the slot is too short")
-        starts = map(slot.offset.__add__, read.offsets)
-        slices = list(map(ReadSlice, repeat(handle), starts, read.targets))
-        priority = Priority.FOREGROUND
+        slices: list[ReadSlice] = []
+        for read in group:
+            slot = read.slot
+            if not 0 <= slot.arena < len(source.arenas):
+                return ReadOutcome(MissReason.STALE, detail="there is no such arena")
+            handle = source.arenas[slot.arena]
+            ends = map(add, read.offsets, map(len, read.targets))
+            if max(ends, default=0) > slot.length:
+                return ReadOutcome(MissReason.FOREIGN, detail="the slot is too short")
+            starts = map(slot.offset.__add__, read.offsets)
+            places = zip(repeat(handle), starts, read.targets, strict=False)
+            slices += map(_slice_of, places)
         try:
             return source.peer.read(
-                slices, timeout_s=timeout_s, priority=priority, purpose=purpose
+                slices,
+                timeout_s=timeout_s,
+                priority=Priority.FOREGROUND,
+                purpose=purpose,
             )
         except TransferError as error:
             return _missed(error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """What reads the slots at ``places``, of ``counts[i]`` ranges each."""
+
+    transfer: Transfer | ReadOutcome
+    places: Sequence[int]
+    counts: Sequence[int]
+
+    def hand_out(
+        self,
+        result: TransferResult | ReadOutcome,
+        found: list[TransferResult | ReadOutcome],
+    ) -> None:
+        """Give each slot what is its own."""
+        if isinstance(result, ReadOutcome) or len(self.places) == 1:
+            for place in self.places:
+                found[place] = result
+            return
+        at = 0
+        for place, count in zip(self.places, self.counts, strict=True):
+            own = result.xxh3[at : at + count]
+            found[place] = TransferResult(own, result.bytes, result.path)
+            at += count
+
+
+def _groups(
+    reads: Sequence[SlotRead], sources: Mapping[NodeRef, _Source | ReadOutcome]
+) -> Iterator[list[int]]:
+    """Which reads go together: those of one store that are in memory we share."""
+    shared = {
+        owner
+        for owner, source in sources.items()
+        if isinstance(source, _Source) and source.peer.path == "shm"
+    }
+    group: list[int] = []
+    owner: NodeRef | None = None
+    nbytes = slices = 0
+    for place, read in enumerate(reads):
+        own_bytes = sum(map(len, read.targets))
+        fits = (
+            read.slot.owner == owner
+            and owner in shared
+            and nbytes + own_bytes <= GROUP_BYTES
+            and slices + len(read.targets) <= GROUP_SLICES
+        )
+        if group and not fits:
+            yield group
+            group, nbytes, slices = [], 0, 0
+        owner = read.slot.owner
+        group.append(place)
+        nbytes += own_bytes
+        slices += len(read.targets)
+    if group:
+        yield group
 
 
 async def _result(started: Transfer | ReadOutcome) -> TransferResult | ReadOutcome:

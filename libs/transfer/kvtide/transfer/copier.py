@@ -25,6 +25,13 @@ log = logging.getLogger("kvtide.transfer")
 AT_ONCE_BYTES = 64 << 10
 """So little is copied sooner than another thread is woken, also in an event loop."""
 
+TINY_BYTES = 16 << 10
+"""Pieces up to this size on average are gathered by the kernel, all in one call. Its copy
+was seen at 0.65 of the speed of one in this process, which is worth it for tiny ones only."""
+
+LOOK_EVERY = 32
+"""Small pieces are copied between two looks at whether that is still wanted."""
+
 _NOTHING = memoryview(b"")
 
 AT_ONCE_IN_THREAD_BYTES = 16 << 20
@@ -107,6 +114,8 @@ class SharedMover:
             if len(here) <= SMALL_BYTES:
                 target[:] = source
                 digests.append(xxh3_64_intdigest(target))
+                if len(digests) % LOOK_EVERY == 0 and hopeless():
+                    break
             else:
                 digests.append(copy_and_hash(target, source, hopeless))
                 if hopeless():
@@ -114,12 +123,12 @@ class SharedMover:
         return digests
 
     def _read_run(self, request: Request) -> list[int] | None:
-        """Small pieces that lie side by side, in one call that lets others run.
+        """Tiny pieces that lie side by side, in one call that lets others run.
 
         None when they do not.
         """
         views, offsets = request.views, request.offsets
-        if request.nbytes > len(views) * SMALL_BYTES:
+        if request.nbytes > len(views) * TINY_BYTES:
             return None
         ends = list(map(add, offsets, map(len, views)))
         if ends[:-1] != offsets[1:] or len(_distinct(request.handles)) > 1:

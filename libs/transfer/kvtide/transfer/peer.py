@@ -31,6 +31,7 @@ from kvtide.transfer.handles import (
 from kvtide.transfer.interface import Observer, TransferPeer
 from kvtide.transfer.lone import (
     MOST_COPIED_BYTES,
+    SMALL_BYTES,
     is_plain,
     read_shared,
     write_shared,
@@ -47,6 +48,9 @@ log = logging.getLogger("kvtide.transfer")
 
 MAP_TIMEOUT_S = 5.0
 NOTIFY_TIMEOUT_S = 10.0
+
+SMALL_TOGETHER_BYTES = 16 << 20
+"""Small pieces in shared memory are copied by one thread up to this many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +195,11 @@ class SocketPeer(TransferPeer):
         if dispatcher is None:
             raise Unreachable("the peer is not connected", node=self.node)
         paths = self._paths(batch.handles)
-        requests = batch.requests(transfer, paths, self._ways.limits)
+        limits = self._ways.limits
+        if paths[:1] == ["shm"] and batch.nbytes <= len(paths) * SMALL_BYTES:
+            # threads that copy small pieces side by side only wait for one another
+            limits = (limits[0], SMALL_TOGETHER_BYTES)
+        requests = batch.requests(transfer, paths, limits)
         if self._setup.locate is not None:
             for request in requests:
                 request.location = self._setup.locate(request.views)

@@ -15,7 +15,10 @@ def present(
     inventory: Inventory, ssd: SsdTier, keys: Sequence[BlockKey]
 ) -> tuple[Located, ...]:
     """The best copies of the first keys, up to the first that is in neither tier."""
-    found = list(inventory.present(keys))
+    here = inventory.present(keys)
+    if len(here) == len(keys):
+        return here
+    found = list(here)
     for key in keys[len(found) :]:
         slot = inventory.index.get(key)
         located = ssd.find(key) if slot is None else inventory.located(slot)
