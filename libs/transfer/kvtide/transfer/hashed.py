@@ -70,9 +70,8 @@ def receive_hashed(
     ``Channel.receive_into``.
     """
     if len(views) == 1 and len(views[0]) <= WINDOW_BYTES:
-        last = bytearray(8)
-        channel.receive_into([views[0], memoryview(last)], check)
-        return [xxh3_64_intdigest(views[0])], [int.from_bytes(last, "little")]
+        found, sent = receive_lone(channel, views[0], memoryview(bytearray(8)), check)
+        return [found], [sent]
     digests: list[int] = []
     trailer = bytearray(8 * len(views))
     rest = memoryview(trailer)
@@ -89,6 +88,20 @@ def receive_hashed(
         digests.extend(map(xxh3_64_intdigest, batch))
     channel.receive_into([rest], check)
     return digests, list(struct.unpack(f"<{len(views)}Q", trailer))
+
+
+def receive_lone(
+    channel: Channel, view: memoryview, tail: memoryview, check: Check
+) -> tuple[int, int]:
+    """As ``receive_hashed``, for one view of up to ``WINDOW_BYTES``; ``tail``: 8 bytes."""
+    if len(view) <= HASH_FIRST_BYTES:
+        channel.receive_into((view, tail), check)
+        return xxh3_64_intdigest(view), int.from_bytes(tail, "little")
+    # the sender hashes now too: both at the same time
+    channel.receive_into((view,), check)
+    found = xxh3_64_intdigest(view)
+    channel.receive_into((tail,), check)
+    return found, int.from_bytes(tail, "little")
 
 
 def batches_of(

@@ -4,15 +4,13 @@ import struct
 from functools import partial
 from hmac import compare_digest
 
-from xxhash import xxh3_64_intdigest
-
 from kvtide.runtime import Clock
 from kvtide.transfer.buffers import WINDOW_BYTES
 from kvtide.transfer.channel import Channel, Check, Stillness
 from kvtide.transfer.errors import Corrupt, TimedOut, TransferError, Unreachable
 from kvtide.transfer.handles import Operation
 from kvtide.transfer.handshake import Session
-from kvtide.transfer.hashed import receive_hashed, send_hashed
+from kvtide.transfer.hashed import receive_hashed, receive_lone, send_hashed
 from kvtide.transfer.requests import Request
 from kvtide.transfer.transfer import Transfer
 from kvtide.transfer.wire import (
@@ -127,9 +125,9 @@ class Line:
         if request.cuts is None and request.nbytes <= WINDOW_BYTES:
             views = request.views
             if len(views) == 1:
-                self.channel.receive_into((views[0], self._tail), check)
-                found = xxh3_64_intdigest(views[0])
-                if found != int.from_bytes(self._tail, "little"):
+                tail = self._tail
+                found, sent = receive_lone(self.channel, views[0], tail, check)
+                if found != sent:
                     return self._corrupt(0)
                 transfer.moved_all((found,))
                 return None

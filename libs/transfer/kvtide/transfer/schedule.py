@@ -146,20 +146,21 @@ class Schedule(Generic[JobT]):
     def assign_at_once(self, nbytes: int, urgency: int, now_s: float) -> int | None:
         """The rail for a job that need not wait: None if ``put`` should have it.
 
-        For a job without a location, where nothing waits and no rail has troubles.
+        For rails that are alike: where nothing waits and none has troubles.
         """
         if self._waiting:
             return None
         depth = BACKGROUND_DEPTH if urgency else DEPTH
-        best, best_s = None, math.inf
+        best, least_bytes = None, _NO_LIMIT
         for index, rail in enumerate(self.rails):
             if rail.gone:
                 continue
             if rail.tier != self.rails[0].tier or rail.failures_in_a_row:
                 return None
-            finish_s = (rail.in_flight_bytes + nbytes) / rail.bandwidth_bytes_s
-            if finish_s < best_s and rail.in_flight < (depth if rail.measured else 1):
-                best, best_s = index, finish_s
+            # the first if it is idle: what was in use a moment ago is quicker
+            room = depth if rail.measured else 1
+            if rail.in_flight_bytes < least_bytes and rail.in_flight < room:
+                best, least_bytes = index, rail.in_flight_bytes
         if best is not None:
             rail = self.rails[best]
             if rail.in_flight == 0:
