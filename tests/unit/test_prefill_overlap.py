@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import cast
 
 import msgspec
@@ -144,7 +144,10 @@ async def test_a_prefix_on_an_ssd_is_reused() -> None:
     async with world_of(Role.PREFILL, SsdPool(), Model(runner=runner)) as world:
         work = prefill_work("a", 40, reuse=2)
         reuse = tuple(
-            replace(each, slot=replace(each.slot, tier=Tier.SSD)) for each in work.reuse
+            msgspec.structs.replace(
+                each, slot=msgspec.structs.replace(each.slot, tier=Tier.SSD)
+            )
+            for each in work.reuse
         )
         await world.ask(msgspec.structs.replace(work, reuse=reuse))
         done = await world.told("a")

@@ -1,12 +1,14 @@
-"""Where a copy of a block lies, precisely enough to read and verify it alone."""
+"""Where a copy of a block lies, precisely enough to read and verify it alone.
 
-from dataclasses import dataclass
+Stores make very many of these in an answer: as structs they cost a tenth of dataclasses.
+"""
+
+import msgspec
 
 from kvtide.kv.ids import BlockKey, NodeId, NodeRef, Tier
 
 
-@dataclass(frozen=True, slots=True)
-class SlotRef:
+class SlotRef(msgspec.Struct, frozen=True, gc=False):
     """One use of one slot of a store's arena.
 
     ``arena`` is the index of the arena among those in the store's beat; ``offset``
@@ -28,8 +30,7 @@ class SlotRef:
         return NodeRef(self.node, self.epoch)
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
+class Located(msgspec.Struct, frozen=True, gc=False):
     """A committed copy of a block: the key, the slot, and what its header hashes to.
 
     ``header_xxh3`` is xxh3-64 over the header's bytes; the header in turn holds the
