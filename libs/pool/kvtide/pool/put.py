@@ -21,6 +21,7 @@ class _Filling:
     sums: list[int | None]
     missing: int
     target: memoryview | None
+    part_bytes: int
     committed: bool = False
     known: tuple[int, ...] | None = None
 
@@ -64,9 +65,19 @@ class Put:
         self._state = threading.Condition()
         self._writers = 0
         self._closed = ""
-        parts = spec.layout.parts
+        # counted by the block: counting costs as much as copying a small part
+        self._uncounted = 0
+        parts, token_bytes = spec.layout.parts, spec.layout.token_bytes
+        self._offsets = tuple(map(spec.layout.part_offset, range(parts)))
         self._blocks = [
-            _Filling(block, [None] * parts, parts, _target(spec, slot), known=sums)
+            _Filling(
+                block,
+                [None] * parts,
+                parts,
+                _target(spec, slot),
+                part_bytes=block.tokens * token_bytes,
+                known=sums,
+            )
             for block, slot, sums in zip(
                 spec.blocks, spec.slots, spec.existing, strict=True
             )
@@ -107,41 +118,52 @@ class Put:
                 already, or a block without a slot.
         """
         filling = self._blocks[i]
-        length = filling.block.tokens * self._layout.token_bytes
+        length = filling.part_bytes
         if data.nbytes != length:
             raise ValueError(f"part {part} has {length} bytes, not {data.nbytes}")
         target = self._enter(filling, i, part)
         try:
-            start = self._layout.part_offset(part)
+            start = self._offsets[part]
             flat = data if data.format == "B" and data.ndim == 1 else data.cast("B")
             xxh3 = xxh3_64_intdigest(flat)
             target[start : start + length] = flat
-        finally:
-            with self._state:
-                self._writers -= 1
-                self._state.notify_all()
-        self._written(filling, part, xxh3)
-        self._count_bytes(length)
+        except BaseException:
+            self._leave(filling, part, None)
+            raise
+        written = self._leave(filling, part, xxh3)
+        if written:
+            self._count_bytes(written)
         return xxh3
 
     def _enter(self, filling: _Filling, i: int, part: int) -> memoryview:
         with self._state:
             if self._closed:
                 raise PutClosed(f"the put has ended: {self._closed}")
-            if filling.target is None or not 0 <= part < self._layout.parts:
+            if filling.target is None or not 0 <= part < len(filling.sums):
                 raise ValueError(f"block {i} has no slot for part {part}")
             if filling.sums[part] is not None:
                 raise ValueError(f"part {part} of block {i} is written already")
             self._writers += 1
             return filling.target
 
-    def _written(self, filling: _Filling, part: int, xxh3: int) -> None:
+    def _leave(self, filling: _Filling, part: int, xxh3: int | None) -> int:
+        """A write is over, without a sum in vain; bytes to be counted now."""
         with self._state:
-            if filling.sums[part] is None:
-                filling.missing -= 1
-            filling.sums[part] = xxh3
-            if filling.missing == 0:
-                filling.known = tuple(each for each in filling.sums if each is not None)
+            self._writers -= 1
+            if not self._writers:
+                self._state.notify_all()
+            if xxh3 is not None:
+                self._uncounted += filling.part_bytes
+                if filling.sums[part] is None:
+                    filling.missing -= 1
+                filling.sums[part] = xxh3
+                if filling.missing == 0:
+                    sums = filling.sums
+                    filling.known = tuple(each for each in sums if each is not None)
+            if filling.missing and not self._closed:
+                return 0
+            counted, self._uncounted = self._uncounted, 0
+            return counted
 
     # ---- ends
 
@@ -206,6 +228,8 @@ class Put:
             # the arena may go once nobody looks into it
             for filling in self._blocks:
                 filling.target = None
+            counted, self._uncounted = self._uncounted, 0
+        self._count_bytes(counted)
 
     def wait_quiet(self, timeout_s: float) -> bool:
         """Block until no write is under way; for the client, in a thread."""
