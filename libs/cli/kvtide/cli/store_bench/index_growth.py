@@ -8,16 +8,17 @@ import gc
 import json
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 
 import psutil
 
+from kvtide.bus.codec import Codec
 from kvtide.bus.messages import Presence
 from kvtide.cli.store_bench.rig import LAYOUT, SPACE
 from kvtide.kv import BlockKey, NodeId, NodeRef
 from kvtide.runtime import SystemClock
-from kvtide.store.events import Received
+from kvtide.store.events import Received, Reply
 from kvtide.store.machine import StoreMachine
 from kvtide.store.spaces import Space
 from kvtide.store.store_rules import StoreRules
@@ -81,7 +82,7 @@ def _evict(
 
 
 def _presence(machine: StoreMachine) -> dict[str, float]:
-    """Queries of one key each, and keys a second in queries for a chain."""
+    """Queries of one key each (bare, and with their coding), and keys a second in queries for a chain."""
     held = machine.inventory.index.page(None, QUERIES)
     clock = SystemClock()
     singles = [Presence(keys=(key,)) for key in held]
@@ -96,10 +97,29 @@ def _presence(machine: StoreMachine) -> dict[str, float]:
     for number, message in enumerate(chains):
         machine.handle(Received(message, ASKER, number), 1e9)
     chain_s = clock.monotonic() - started_s
+    wired_s = _wired(machine, singles)
     return {
+        "presence_wired_per_s": len(singles) / wired_s,
         "presence_queries_per_s": len(singles) / single_s,
         "presence_keys_per_s": len(held) / chain_s,
     }
+
+
+def _wired(machine: StoreMachine, asked: Sequence[Presence]) -> float:
+    """Seconds from frames that came to frames that go, for that many queries."""
+    codec, clock = Codec(), SystemClock()
+    frames = [codec.wrap(ASKER, "", codec.encode_body(message)) for message in asked]
+    started_s = clock.monotonic()
+    for number, frame in enumerate(frames):
+        opened = codec.open(frame)
+        if not isinstance(opened.body, Presence):
+            raise TypeError("a query came as something else")
+        for command in machine.handle(
+            Received(opened.body, opened.sender, number), 1e9
+        ):
+            if isinstance(command, Reply):
+                codec.wrap(ASKER, "", codec.encode_body(command.message))
+    return clock.monotonic() - started_s
 
 
 if __name__ == "__main__":

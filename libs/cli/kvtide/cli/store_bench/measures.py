@@ -248,6 +248,7 @@ def index_measures(sizes: Sequence[int] = INDEX_SIZES) -> list[Measure]:
             "1/s",
             bar=100_000.0,
         ),
+        Measure("the same, decoded and encoded", last["presence_wired_per_s"], "1/s"),
         Measure("keys in presence queries of 64", last["presence_keys_per_s"], "1/s"),
     ]
     found += [
