@@ -79,8 +79,10 @@ class Control:
             try:
                 frame = pack(session.send_key, kind, request_id, body)
                 channel.send([frame], self._check)
-            except OSError as error:
+            except (TransferError, OSError) as error:
                 self._waiting.pop(request_id, None)
+                # half a frame may be on the way: nothing else can follow it
+                channel.shutdown()
                 raise Unreachable(
                     f"the connection broke: {error}", node=node
                 ) from error
@@ -105,8 +107,8 @@ class Control:
 
     def _take(self, channel: Channel, session: Session) -> None:
         with self._lock:
+            # numbers go on: who waited on the old one may still be about to leave
             self._channel, self._session = channel, session
-            self._request_id = 0
             if self._closing:
                 channel.shutdown()
 

@@ -24,7 +24,7 @@ from kvtide.transfer.errors import (
     Unreachable,
 )
 from kvtide.transfer.handles import Access, RegionHandle
-from kvtide.transfer.mappings import AskToMap
+from kvtide.transfer.mappings import MOST_RIGHTS, AskToMap
 from kvtide.transfer.regions import check_range
 from kvtide.transfer.requests import Request
 from kvtide.transfer.shm import boot_id, close_mapping
@@ -210,7 +210,9 @@ class FileMover:
         self._clock = clock
         self._ask = ask
         self._lock = threading.Lock()
-        self._files: dict[tuple[int, bytes, bool], OpenRegion] = {}
+        self._rights: dict[tuple[int, bytes, bool], OpenRegion] = {}
+        # one for all the rights to a region: a right may be new for every transfer
+        self._files: dict[tuple[int, bool], SegmentFile] = {}
 
     def move(self, request: Request, *, alone: bool) -> list[int]:
         """See ``copier.Mover``."""
@@ -250,13 +252,16 @@ class FileMover:
         """The owner took the region back."""
         with self._lock:
             # whoever reads one now keeps it open until it is done
-            for key in [key for key in self._files if key[0] == region]:
-                del self._files[key]
+            for writable in (False, True):
+                self._files.pop((region, writable), None)
+            for key in [key for key in self._rights if key[0] == region]:
+                del self._rights[key]
 
     def close(self) -> None:
         """Let go of all files."""
         with self._lock:
             self._files.clear()
+            self._rights.clear()
 
     def known(self, handle: RegionHandle, *, writable: bool) -> bool:
         """See ``copier.Mover``: a device may take its time."""
@@ -266,9 +271,9 @@ class FileMover:
     def _open(self, handle: RegionHandle, *, writable: bool) -> OpenRegion:
         key = (handle.region, handle.capability, writable)
         with self._lock:
-            known = self._files.get(key)
+            known = self._rights.get(key)
             if known is not None and known.ended(self._clock.monotonic()):
-                del self._files[key]
+                del self._rights[key]
                 raise AccessDenied("the capability has expired", node=self._node)
         if known is not None:
             return known
@@ -277,13 +282,28 @@ class FileMover:
         length, left_s, name = unpack_mapped(self._ask(pack_ask(ask)))
         if not name.startswith(PREFIX):
             raise Refused("the region is no file", node=self._node, path=PATH)
+        file = self._file(handle.region, name, writable=writable)
+        if file.length() < length:
+            raise Refused("here the file is shorter", node=self._node, path=PATH)
+        expires_s = None if left_s is None else self._clock.monotonic() + left_s
+        found = OpenRegion(file, length, expires_s)
+        with self._lock:
+            if len(self._rights) >= MOST_RIGHTS:
+                del self._rights[next(iter(self._rights))]
+            self._rights[key] = found
+        return found
+
+    def _file(self, region: int, name: str, *, writable: bool) -> SegmentFile:
+        with self._lock:
+            known = self._files.get((region, writable))
+        if known is not None:
+            return known
         file = SegmentFile(Path(name.split(":", 4)[4]), writable=writable)
-        if file.name() != name or file.length() < length:
+        if file.name() != name:
             file.close()
             raise Refused("here the file is another", node=self._node, path=PATH)
-        expires_s = None if left_s is None else self._clock.monotonic() + left_s
         with self._lock:
-            return self._files.setdefault(key, OpenRegion(file, length, expires_s))
+            return self._files.setdefault((region, writable), file)
 
 
 @dataclass(frozen=True, slots=True)

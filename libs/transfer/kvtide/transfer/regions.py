@@ -248,7 +248,8 @@ class RegionTable:
     def retire(self, region: Region) -> None:
         """Deny new users from now on."""
         with self._lock:
-            self._regions.pop(region.number, None)
+            if self._regions.get(region.number) is region:
+                del self._regions[region.number]
             self._places = None
 
     def wait_unused(self, region: Region, timeout_s: float) -> None:
