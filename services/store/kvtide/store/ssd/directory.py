@@ -15,11 +15,11 @@ import fcntl
 import json
 import mmap
 import os
-from collections.abc import Generator, Iterable
+import re
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvtide.kv import SpaceTags
 from kvtide.store.ssd.errors import FormatError, WrongDirectory
 from kvtide.store.ssd.events import DeletedSpace
 from kvtide.store.ssd.format import (
@@ -32,6 +32,7 @@ from kvtide.store.ssd.format import (
 )
 
 SUFFIX = ".seg"
+DIGITS = re.compile("[0-9a-f]{16}")
 READ_ONLY_ERRORS = (errno.EROFS, errno.EACCES, errno.EPERM)
 MAX_DELETED = 65_536
 
@@ -47,8 +48,9 @@ class Directory:
         """Lock it; make it if it is not there.
 
         Raises:
-            WrongDirectory: it is another node's, or of another format.
-            OSError: it can't be read, or another process holds it.
+            WrongDirectory: it is another node's, of another format, or another
+                process holds it.
+            OSError: it can't be read.
         """
         self.path = path
         self.direct = False
@@ -123,7 +125,7 @@ class Directory:
         with os.scandir(self.path) as entries:
             for entry in entries:
                 stem, dot, suffix = entry.name.partition(".")
-                if dot + suffix == SUFFIX and len(stem) == 16:  # noqa: PLR2004 - its digits
+                if dot + suffix == SUFFIX and DIGITS.fullmatch(stem):
                     found.append(int(stem, 16))
         return sorted(found)
 
@@ -159,16 +161,24 @@ class Directory:
     # ---- what is deleted
 
     def deleted(self) -> list[DeletedSpace]:
-        """What ``note_deleted`` kept."""
+        """What ``note_deleted`` kept.
+
+        Raises:
+            WrongDirectory: it can't be told: blocks that are deleted might come back.
+        """
         try:
-            text = (self.path / "deleted").read_text(encoding="ascii")
+            raw = (self.path / "deleted").read_bytes()
         except FileNotFoundError:
             return []
-        found: list[DeletedSpace] = []
-        for line in text.splitlines():
-            tenant, model, until_ms = json.loads(line)
-            found.append(DeletedSpace(_bytes(tenant), _bytes(model), int(until_ms)))
-        return found
+        try:
+            return [_deleted(line) for line in raw.splitlines()]
+        except (ValueError, TypeError) as error:
+            raise WrongDirectory(
+                f"{self.path / 'deleted'} says which tenants' blocks are deleted, and is "
+                "damaged: remove the whole directory, or that file if no block in it "
+                "belongs to a deleted tenant or model",
+                path=str(self.path),
+            ) from error
 
     def note_deleted(self, deleted: DeletedSpace) -> None:
         """Keep it; one that says the same until a later time replaces an earlier one."""
@@ -230,29 +240,6 @@ def write_all(fd: int, buffer: memoryview, offset: int) -> None:
         done += os.pwritev(fd, [buffer[done:]], offset + done)
 
 
-class Deletions:
-    """What is deleted, for quick looks."""
-
-    def __init__(self, deleted: Iterable[DeletedSpace]) -> None:
-        """Of several that say the same the latest counts."""
-        self._until_ms: dict[tuple[bytes | None, bytes | None], int] = {}
-        for each in deleted:
-            space = (each.tenant, each.model)
-            until_ms = self._until_ms.get(space, each.until_ms)
-            self._until_ms[space] = max(until_ms, each.until_ms)
-
-    def cover(self, tags: SpaceTags, written_ms: int) -> bool:
-        """Whether a block with these tags, written then, is deleted."""
-        spaces = (
-            (tags.tenant, tags.model),
-            (tags.tenant, None),
-            (None, tags.model),
-            (None, None),
-        )
-        known = self._until_ms
-        return any(written_ms <= known[each] for each in spaces if each in known)
-
-
 def _locked(path: Path) -> int:
     # not for writing: that would keep a file system from being made read-only
     try:
@@ -264,6 +251,12 @@ def _locked(path: Path) -> int:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise WrongDirectory(
+            "another process holds it: give each store an ssd_dir of its own",
+            path=str(path.parent),
+        ) from error
     except BaseException:
         os.close(fd)
         raise
@@ -273,6 +266,11 @@ def _locked(path: Path) -> int:
 def _into(buffer: memoryview, page: bytes) -> memoryview:
     buffer[: len(page)] = page
     return buffer[: len(page)]
+
+
+def _deleted(line: bytes) -> DeletedSpace:
+    tenant, model, until_ms = json.loads(line)
+    return DeletedSpace(_bytes(tenant), _bytes(model), int(until_ms))
 
 
 def _hex(tag: bytes | None) -> str | None:

@@ -3,7 +3,7 @@
 StoreError
 └── SsdError
     ├── FormatError      these bytes are not what this format writes
-    └── WrongDirectory   the directory is another node's, or of another format
+    └── WrongDirectory   the directory is another's, of another format, or damaged
 """
 
 from kvtide.store.errors import StoreError
@@ -18,7 +18,7 @@ class FormatError(SsdError):
 
 
 class WrongDirectory(SsdError):  # noqa: N818 - as the message says it
-    """The directory is another node's, or of another format; ``path`` names it."""
+    """The directory is another's, of another format, or damaged; ``path`` names it."""
 
     def __init__(self, message: str, *, path: str) -> None:
         """Keep the path beside the message."""

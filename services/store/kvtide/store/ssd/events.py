@@ -145,7 +145,7 @@ SsdCommand = (
 
 @dataclass(frozen=True, slots=True)
 class FoundRecord:
-    """A record that an earlier life wrote."""
+    """A record that an earlier life wrote, at ``written_ms`` by the wall clock."""
 
     place: Place
     lsn: int
@@ -156,6 +156,7 @@ class FoundRecord:
     header_bytes: int
     made: int
     header_xxh3: int
+    written_ms: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,8 @@ from kvtide.kv import renewed_header
 from kvtide.runtime import Clock
 from kvtide.store.checks import Verify
 from kvtide.store.ssd.buffers import Buffers, copy
-from kvtide.store.ssd.directory import (
-    Deletions,
-    Directory,
-    read_all,
-    write_all,
-)
+from kvtide.store.ssd.deletions import Deletions
+from kvtide.store.ssd.directory import Directory, read_all, write_all
 from kvtide.store.ssd.errors import FormatError, WrongDirectory
 from kvtide.store.ssd.events import (
     DeletedSpace,

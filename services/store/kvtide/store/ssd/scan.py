@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from kvtide.store.checks import Verify
 from kvtide.store.ssd.buffers import Buffers
-from kvtide.store.ssd.directory import Deletions, Directory, read_all
+from kvtide.store.ssd.deletions import Deletions
+from kvtide.store.ssd.directory import Directory, read_all
 from kvtide.store.ssd.errors import FormatError
 from kvtide.store.ssd.events import Found, FoundRecord
 from kvtide.store.ssd.format import (
@@ -199,4 +200,5 @@ def _found(head: Head) -> FoundRecord:
         header_bytes=frame.header_bytes,
         made=header.generation,
         header_xxh3=head.header_xxh3,
+        written_ms=frame.written_ms,
     )

@@ -15,6 +15,7 @@ from kvtide.store.leases import Held
 from kvtide.store.ssd.books import Books
 from kvtide.store.ssd.budget import WriteBudget
 from kvtide.store.ssd.cleaning import Cleaning
+from kvtide.store.ssd.deletions import Deletions
 from kvtide.store.ssd.demotion import BadSlot, Demotion
 from kvtide.store.ssd.entries import RowState
 from kvtide.store.ssd.events import (
@@ -60,6 +61,8 @@ class SsdTier:
         self.staging = Staging(self.books)
         burst = rules.write_bytes_per_s * rules.write_burst_s
         self._budget = WriteBudget(rules.write_bytes_per_s, burst)
+        self._deletions = Deletions()
+        self._unnoted: dict[tuple[bytes | None, bytes | None], NoteDeleted] = {}
         self._write_due_s: float | None = None
         self._wrote_s = float("-inf")
 
@@ -83,6 +86,9 @@ class SsdTier:
                 self._found(event, now_s)
             case TierOpened():
                 self.health.opened()
+                # what was deleted while the directory was shut, or being read
+                commands += self._unnoted.values()
+                self._unnoted = {}
             case TierFailed(reason):
                 self.health.out(reason, now_s)
             case RecordDone():
@@ -149,7 +155,14 @@ class SsdTier:
         for row, state in enumerate(entries.state):
             if state == RowState.LIVE and covers(row):
                 books.drop(row, "deleted", now_s)
-        return [NoteDeleted(deleted)] if self.rules.capacity_bytes else []
+        if not self.rules.capacity_bytes:
+            return []
+        note = NoteDeleted(deleted)
+        self._deletions.add(deleted)
+        if not self.health.readable:
+            self._unnoted[deleted.tenant, deleted.model] = note
+            return []
+        return [note]
 
     # ---- looking
 
@@ -181,7 +194,8 @@ class SsdTier:
         if found.tail:
             self.books.segments.found(found.segment, found.tail)
         for record in found.records:
-            self.books.find_record(record, now_s)
+            if not self._deletions.cover(record.tags, record.written_ms):
+                self.books.find_record(record, now_s)
 
     def _record_done(self, done: RecordDone, now_s: float) -> TierCommands:
         killed: TierCommands = []
