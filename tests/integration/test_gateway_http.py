@@ -219,6 +219,7 @@ async def test_insight_is_shown_when_asked_for(
         "prefill": "prefill-1",
         "decode": "decode-1",
         "hit_tokens": 4,
+        "queue_ms": 0.0,
     }
 
 

@@ -12,6 +12,7 @@ from kvtide.gateway.api.asking import Questions
 from kvtide.gateway.api.dialects import Dialect
 from kvtide.gateway.api.door import Door
 from kvtide.gateway.api.problems import of_failure
+from kvtide.gateway.api.replies import Insight
 from kvtide.gateway.errors import RequestFailedError
 from kvtide.gateway.life import AnswerCommand, Began, Emit, Finish
 from kvtide.runtime import TaskScope
@@ -65,6 +66,8 @@ class AnswerResponse(Response):
             "cache-control": "no-cache",
             "x-accel-buffering": "no",
         }
+        if self._dialect.frame.show_insight:
+            headers |= _outlook_headers(answers.choices)
         await send(_start(headers))
         opening = [self._dialect.opening(choice) for choice in answers.choices]
         await _send_more(send, b"".join(_event(o) for o in opening if o is not None))
@@ -154,11 +157,29 @@ def _event(body: bytes) -> bytes:
 
 
 def _insight_headers(choices: Sequence[Choice]) -> dict[str, str]:
+    """How the first answer was made."""
     insight = choices[0].insight
+    headers = _placement_headers(insight)
+    headers["x-kvtide-hit-tokens"] = str(insight.hit_tokens)
+    if insight.queue_ms is not None:
+        headers["x-kvtide-queue-ms"] = f"{insight.queue_ms:.1f}"
+    return headers
+
+
+def _outlook_headers(choices: Sequence[Choice]) -> dict[str, str]:
+    """How it is going to be made: nobody knows more before the first token."""
+    headers = _placement_headers(choices[0].insight)
+    expected = choices[0].estimate
+    if expected is not None:
+        headers["x-kvtide-expected-hit-tokens"] = str(expected.hit_tokens)
+        headers["x-kvtide-expected-queue-ms"] = f"{expected.queue_ms:.1f}"
+    return headers
+
+
+def _placement_headers(insight: Insight) -> dict[str, str]:
     return {
         "x-kvtide-request": insight.request,
         "x-kvtide-attempt": str(insight.attempt),
         "x-kvtide-prefill": insight.prefill,
         "x-kvtide-decode": insight.decode,
-        "x-kvtide-hit-tokens": str(insight.hit_tokens),
     }

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from kvtide.bus.messages import FinishReason
+from kvtide.bus.messages import CandidateEstimate, FinishReason
 from kvtide.gateway.api.asking import Questions
 from kvtide.gateway.api.door import Door
 from kvtide.gateway.api.replies import Insight, UsageReply
@@ -39,7 +39,13 @@ class Choice:
             prefill=prefill.node if prefill else "",
             decode=decode.node if decode else "",
             hit_tokens=self.usage.cached_tokens if self.usage else 0,
+            queue_ms=self.session.life.queue_ms,
         )
+
+    @property
+    def estimate(self) -> CandidateEstimate | None:
+        """What its conductor expects of its placement."""
+        return self.session.life.estimate
 
 
 class Answers:

@@ -10,6 +10,7 @@ from kvtide.gateway.api.problems import ApiError, bad_param
 from kvtide.gateway.api.refusals import refuse_unserved
 from kvtide.gateway.api.schemas import ChatBody, CompletionBody, GenerationBody
 from kvtide.gateway.api.structured import grammar_of
+from kvtide.gateway.api.wishes import Wishes
 from kvtide.gateway.life import RequestSpec
 from kvtide.kv import KeySpace, ModelFacts, RequestId, TenantId, answer_name
 
@@ -96,6 +97,7 @@ async def questions_of(
     *,
     param: str,
     request_id: RequestId,
+    wishes: Wishes,
 ) -> Questions:
     """Everything that the workers are asked for the prompts' ids.
 
@@ -133,10 +135,18 @@ async def questions_of(
                 min_new_tokens=ends.min_tokens,
                 stop_token_ids=_stop_ids(ends, facts),
                 ignore_eos=ends.ignore_eos,
-                priority=body.priority or 0,
+                ttft_ms=wishes.ttft_ms,
+                tbt_ms=wishes.tbt_ms,
+                priority=_priority(body, wishes),
             )
             items.append(Question(index, spec))
     return Questions(tuple(items), space, ends.stops, count)
+
+
+def _priority(body: GenerationBody, wishes: Wishes) -> int:
+    """The body is the client's own word; a header may come from a proxy."""
+    given = body.priority if body.priority is not None else wishes.priority
+    return given or 0
 
 
 @dataclass(frozen=True, slots=True)

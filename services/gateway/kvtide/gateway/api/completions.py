@@ -15,8 +15,7 @@ from kvtide.gateway.api.door import Door
 from kvtide.gateway.api.messages import template_messages, template_variables
 from kvtide.gateway.api.request_ids import request_id
 from kvtide.gateway.api.schemas import ChatBody, CompletionBody, GenerationBody
-
-DEBUG_HEADER = "x-kvtide-debug"
+from kvtide.gateway.api.wishes import wishes_of
 
 
 def completion_routes(door: Door) -> APIRouter:
@@ -27,6 +26,7 @@ def completion_routes(door: Door) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         """Answer a chat."""
         body = await read(request, ChatBody, door.settings.max_body_bytes)
+        wishes = wishes_of(request)
         check_body(door, body, prompts=1)
         door.served.facts()  # refuse before the work of tokenising
         prompt = await door.served.encode_chat(
@@ -35,7 +35,12 @@ def completion_routes(door: Door) -> APIRouter:
             variables=template_variables(body.chat_template_kwargs),
         )
         questions = await questions_of(
-            door, body, [prompt], param="messages", request_id=request_id(request)
+            door,
+            body,
+            [prompt],
+            param="messages",
+            request_id=request_id(request),
+            wishes=wishes,
         )
         dialect = ChatDialect(_frame(door, body, request, "chatcmpl-"))
         return AnswerResponse(door, questions, dialect, stream=bool(body.stream))
@@ -44,12 +49,18 @@ def completion_routes(door: Door) -> APIRouter:
     async def completions(request: Request) -> Response:
         """Go on with one or more prompts."""
         body = await read(request, CompletionBody, door.settings.max_body_bytes)
+        wishes = wishes_of(request)
         texts = _prompts(body)
         check_body(door, body, prompts=len(texts))
         door.served.facts()
         prompts = [await _ids(door, body, text) for text in texts]
         questions = await questions_of(
-            door, body, prompts, param="prompt", request_id=request_id(request)
+            door,
+            body,
+            prompts,
+            param="prompt",
+            request_id=request_id(request),
+            wishes=wishes,
         )
         dialect = TextDialect(_frame(door, body, request, "cmpl-"))
         return AnswerResponse(door, questions, dialect, stream=bool(body.stream))
@@ -87,7 +98,7 @@ def _frame(door: Door, body: GenerationBody, request: Request, prefix: str) -> F
         include_usage=options is not None and options.include_usage is True,
         show_ids=body.return_token_ids is True,
         show_logprobs=logprobs_of(body) is not None,
-        show_insight=request.headers.get(DEBUG_HEADER) == "1",
+        show_insight=wishes_of(request).debug,
     )
 
 

@@ -32,6 +32,7 @@ class Insight(msgspec.Struct, frozen=True, omit_defaults=True):
     """``kvtide``: how it was made, for clients that ask with ``x-kvtide-debug: 1``.
 
     ``request`` is its name within the cluster, in logs, the catalog and ``explain``.
+    ``queue_ms`` is the wait in prefill's queue, None if prefill did not say.
     """
 
     request: str
@@ -39,6 +40,7 @@ class Insight(msgspec.Struct, frozen=True, omit_defaults=True):
     prefill: str
     decode: str
     hit_tokens: int
+    queue_ms: float | None = None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):

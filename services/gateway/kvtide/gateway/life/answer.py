@@ -131,6 +131,7 @@ class Answer:
             # it keeps its slots until decode has them: still owned
             work.state = WorkState.TAKEN
             self.book.reused(attempt.number, message.reused_tokens)
+            self.book.queue_ms = message.times.queue_ms
         else:
             work.state = WorkState.OVER
 

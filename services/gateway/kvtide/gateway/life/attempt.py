@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from kvtide.bus.messages import Placed
+from kvtide.bus.messages import CandidateEstimate, Placed
 from kvtide.gateway.life.cancels import covers
 from kvtide.gateway.life.events import Stage
 from kvtide.kv import NodeRef
@@ -36,6 +36,7 @@ class Attempt:
         self.started_s = now_s
         self.next_rank_s = now_s + admit_patience_s
         self.works: dict[Stage, Work] = {}
+        self.estimate: CandidateEstimate | None = None
 
     @property
     def is_placed(self) -> bool:
@@ -49,6 +50,7 @@ class Attempt:
 
     def place(self, placed: Placed, answer_by_s: float) -> None:
         """Give both workers their share, to be answered by then."""
+        self.estimate = placed.chosen
         self.works[Stage.DECODE] = Work(placed.decode, answer_by_s)
         if placed.prefill is not None:
             self.works[Stage.PREFILL] = Work(placed.prefill, answer_by_s)

@@ -14,6 +14,7 @@ class Book:
         self._first_s: float | None = None
         self._last_s = 0.0
         self._reused: tuple[int, int] | None = None
+        self.queue_ms: float | None = None
 
     def started(self, now_s: float) -> None:
         """The request was submitted."""

@@ -18,7 +18,14 @@ a request that ran waits for workers and conductors to come back.
 
 from typing import assert_never
 
-from kvtide.bus.messages import FinishReason, Outcome, Placed, Rejected, WorkAccepted
+from kvtide.bus.messages import (
+    CandidateEstimate,
+    FinishReason,
+    Outcome,
+    Placed,
+    Rejected,
+    WorkAccepted,
+)
 from kvtide.gateway.life.answer import Answer
 from kvtide.gateway.life.attempt import Attempt, Work, WorkState
 from kvtide.gateway.life.cancels import Cancels
@@ -106,6 +113,16 @@ class Life:
         """The workers of the current attempt."""
         works = self._attempt.works if self._attempt else {}
         return {stage: work.worker for stage, work in works.items()}
+
+    @property
+    def estimate(self) -> CandidateEstimate | None:
+        """What the conductor expects of the current attempt, once it is placed."""
+        return self._attempt.estimate if self._attempt else None
+
+    @property
+    def queue_ms(self) -> float | None:
+        """How long the request waited in prefill's queue, once prefill has said so."""
+        return self._answer.book.queue_ms
 
     @property
     def wake_s(self) -> float:
