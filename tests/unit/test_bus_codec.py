@@ -47,18 +47,22 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return PLAIN[hint]
     if isinstance(hint, NewType):
         return values(hint.__supertype__)
-    parts = get_args(hint)
-    if get_origin(hint) is tuple:
-        if Ellipsis not in parts:
-            return st.tuples(*map(values, parts))
-        return st.lists(values(parts[0]), max_size=4).map(tuple)
-    if parts:
-        return st.one_of([values(part) for part in parts])
+    if parts := get_args(hint):
+        return values_of_parts(hint, parts)
     if issubclass(hint, StrEnum):
         return st.sampled_from(list(hint))
     hints = get_type_hints(hint)
     names = [*getattr(hint, "__struct_fields__", hint.__annotations__)]
     return st.builds(hint, **{name: values(hints[name]) for name in names})
+
+
+def values_of_parts(hint: Any, parts: tuple[Any, ...]) -> st.SearchStrategy[Any]:
+    """Values of a tuple or a union."""
+    if get_origin(hint) is not tuple:
+        return st.one_of([values(part) for part in parts])
+    if Ellipsis in parts:
+        return st.lists(values(parts[0]), max_size=4).map(tuple)
+    return st.tuples(*map(values, parts))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
