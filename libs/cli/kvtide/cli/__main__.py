@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from kvtide.cli.benches import bench_app
+from kvtide.cli.commands.plan import plan
 from kvtide.cli.commands.sim import sim_app
 from kvtide.cli.exits import leave
 from kvtide.cli.pool_commands import blocks_app, drain
@@ -28,6 +29,7 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(sim_app, name="sim")
 app.add_typer(blocks_app, name="blocks")
 app.command()(drain)
+app.command()(plan)
 
 FLAGGED = {
     "up": "Start the whole system on this machine: every role, one command.",

@@ -88,3 +88,24 @@ def run(
         )
 
     leave(work)
+
+
+@sim_app.command("reproduce")
+def reproduce(
+    examples: Annotated[Path, typer.Option(help="The repository's examples.")] = Path(
+        "examples"
+    ),
+    out: Annotated[Path, typer.Option(help="The report.")] = Path(
+        "docs/reproduction.md"
+    ),
+    kept: Annotated[
+        Path, typer.Option(help="Sections that are here are not made again.")
+    ] = Path("build/reproduction"),
+    only: Annotated[
+        list[str] | None, typer.Option(help="These sections alone, and no report.")
+    ] = None,
+) -> None:
+    """Make docs/reproduction.md: the paper's figures beside ours. Takes half an hour."""
+    from kvtide.cli.commands.sim_reproduce import make_report  # noqa: PLC0415
+
+    leave(lambda console: make_report(examples, out, kept, only or [], console))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-_MS = 1000.0
+_TBT_TARGETS_MS = (25.0, 30.0, 40.0, 50.0, 75.0, 100.0, 150.0, 200.0, 300.0)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +119,7 @@ def report(
     ttft = np.asarray(found.ttft_ms, dtype=np.float64)
     tbt = np.asarray(found.tbt_ms, dtype=np.float64)
     errors = np.asarray(found.errors, dtype=np.float64)
-    targets = sorted({100.0, 200.0, 300.0, tbt_target_ms})
+    targets = sorted({*_TBT_TARGETS_MS, tbt_target_ms})
     hits = found.hit_local + found.hit_remote + found.hit_ssd
     return Report(
         system=system,

@@ -1,0 +1,1 @@
+"""The paper's figures again, by the production conductor in virtual time."""

@@ -1,0 +1,1 @@
+"""Whether pooling and disaggregation pay for a workload, and what with."""
