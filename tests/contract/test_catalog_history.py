@@ -25,6 +25,7 @@ from kvtide.catalog import (
     Catalog,
     Change,
     Cutoffs,
+    DeletionRow,
     HitQuery,
     HitRate,
     QuotaRow,
@@ -222,6 +223,21 @@ async def test_deleted_tenants_are_told_in_their_order(catalog: Catalog) -> None
     found = await catalog.deleted_tenants()
     assert [row.tenant for row in found] == ["c", "d", "a"]
     assert await catalog.deleted_tenants(since_s=20.0) == found[1:]
+
+
+async def test_removals_by_tenant_and_model_are_kept_until_they_are_old(
+    catalog: Catalog,
+) -> None:
+    tenant, model = b"t" * 16, b"m" * 16
+    early = DeletionRow(tenant, b"", 10.0)
+    both, any_tenant = DeletionRow(tenant, model, 20.0), DeletionRow(b"", model, 30.0)
+    await catalog.write([early, any_tenant, both])
+    assert await catalog.deletions() == (early, both, any_tenant)
+    again = replace(early, until_s=25.0)
+    await catalog.write([again])
+    assert await catalog.deletions() == (both, again, any_tenant)
+    assert await catalog.prune(Cutoffs(tenants_s=25.0)) == 1
+    assert await catalog.deletions() == (again, any_tenant)
 
 
 async def test_what_is_too_old_goes_and_nothing_else(

@@ -1,11 +1,11 @@
-"""Tenants deleted while a store was down: told by the catalog, else by its own file."""
+"""What was deleted while a store was down: told by the catalog, else by its own file."""
 
 import asyncio
 from pathlib import Path
 
 from tests.integration.pool_world import SECRET
 
-from kvtide.catalog import Catalog, TenantRow, migrate
+from kvtide.catalog import Catalog, DeletionRow, TenantRow, migrate
 from kvtide.kv import TenantId, tenant_tag
 from kvtide.store.ssd.events import DeletedSpace
 from kvtide.store.tombstones import Tombstones
@@ -15,7 +15,7 @@ def space(tenant: str, until_ms: int) -> DeletedSpace:
     return DeletedSpace(tenant_tag(SECRET, TenantId(tenant)), None, until_ms)
 
 
-def write(url: str, *rows: TenantRow) -> None:
+def write(url: str, *rows: TenantRow | DeletionRow) -> None:
     async def work() -> None:
         await migrate(url)
         async with Catalog.open(url) as catalog:
@@ -47,3 +47,19 @@ def test_a_spoilt_file_is_said_and_no_obstacle(tmp_path: Path) -> None:
     write(url, TenantRow(TenantId("gone"), "Gone", 1.0, deleted_at_s=2.0))
     assert Tombstones(kept, url, SECRET)() == [space("gone", 2000)]
     assert Tombstones(kept, url, SECRET)() == [space("gone", 2000)]
+
+
+def test_what_people_removed_is_told_and_its_latest_time_counts(tmp_path: Path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path}/catalog.sqlite3"
+    kept = tmp_path / "deleted.json"
+    ask = Tombstones(kept, url, SECRET)
+    mine, model = tenant_tag(SECRET, TenantId("gone")), b"m" * 16
+    write(url, DeletionRow(mine, b"", 3.0), DeletionRow(b"", model, 4.0))
+    write(url, TenantRow(TenantId("gone"), "Gone", 1.0, deleted_at_s=2.0))
+    there = {space("gone", 3000), DeletedSpace(None, model, 4000)}
+    assert set(ask()) == there
+    write(url, DeletionRow(mine, model, 5.0), DeletionRow(b"", b"", 9.0))
+    there.add(DeletedSpace(mine, model, 5000))
+    assert set(ask()) == there
+    away = Tombstones(kept, "postgresql+asyncpg://nobody@127.0.0.1:1/none", SECRET)
+    assert set(away()) == there

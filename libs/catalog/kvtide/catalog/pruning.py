@@ -12,6 +12,7 @@ from kvtide.catalog.tables import (
     api_keys,
     blocks,
     decisions,
+    deletions,
     nodes,
     quotas,
     removals,
@@ -32,8 +33,8 @@ class Cutoffs:
     ``requests_s``: decisions and ended requests. ``removals_s``: why blocks went.
     ``lost_s``: DRAM rows of stores that are gone since before then, which nobody else
     can take back. ``nodes_s``: nodes gone since before then that have no blocks left.
-    ``tenants_s``: deleted tenants, with their keys and quotas; a store that was down for
-    longer may bring their blocks back.
+    ``tenants_s``: deleted tenants, with their keys and quotas, and what was removed by
+    tenant or model; a store that was down for longer may bring those blocks back.
     """
 
     requests_s: float | None = None
@@ -79,6 +80,7 @@ def _conditions(before: Cutoffs) -> list[tuple[Table, ColumnElement[bool]]]:
             (api_keys, api_keys.c.tenant.in_(names)),
             (quotas, quotas.c.tenant.in_(names)),
             (tenants, old),
+            (deletions, deletions.c.until_s < before.tenants_s),
         ]
     return found
 

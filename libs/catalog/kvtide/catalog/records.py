@@ -202,6 +202,19 @@ class TenantRow:
 
 
 @dataclass(frozen=True, slots=True)
+class DeletionRow:
+    """Blocks of a tenant, a model, or both that are removed, by tags; empty: any.
+
+    What was stored after ``until_s`` is not meant. A store that was down reads these
+    when it starts.
+    """
+
+    tenant_tag: bytes
+    model_tag: bytes
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ApiKeyRow:
     """An API key, known by its hash only."""
 
@@ -234,6 +247,7 @@ Change = (
     | DecisionOutcome
     | RequestRow
     | TenantRow
+    | DeletionRow
     | ApiKeyRow
     | QuotaRow
 )

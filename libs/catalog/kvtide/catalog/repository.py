@@ -35,6 +35,7 @@ from kvtide.catalog.records import (
     BlockRow,
     Change,
     DecisionRow,
+    DeletionRow,
     NodeRow,
     QuotaRow,
     RemovalRow,
@@ -52,6 +53,7 @@ from kvtide.catalog.tables import (
     api_keys,
     blocks,
     decisions,
+    deletions,
     nodes,
     quotas,
     requests,
@@ -239,6 +241,12 @@ class Catalog:
             .order_by(tenants.c.deleted_at_s, tenants.c.tenant)
         )
         return tuple(TenantRow(**row) for row in await self._rows(statement))
+
+    async def deletions(self) -> tuple[DeletionRow, ...]:
+        """What people removed by tenant or model, the latest last."""
+        order = (deletions.c.until_s, deletions.c.tenant_tag, deletions.c.model_tag)
+        rows = await self._rows(select(deletions).order_by(*order))
+        return tuple(DeletionRow(**row) for row in rows)
 
     async def _rows(self, statement: Executable) -> list[Values]:
         async with transaction(self._engine, writes=False) as connection:

@@ -17,6 +17,7 @@ from kvtide.catalog.records import (
     CandidateRow,
     DecisionOutcome,
     DecisionRow,
+    DeletionRow,
     NodeRow,
     QuotaRow,
     RequestRow,
@@ -27,6 +28,7 @@ from kvtide.catalog.tables import (
     api_keys,
     blocks,
     decisions,
+    deletions,
     nodes,
     quotas,
     requests,
@@ -34,7 +36,16 @@ from kvtide.catalog.tables import (
 )
 from kvtide.kv import Tier
 
-Row = NodeRow | BlockRow | DecisionRow | RequestRow | TenantRow | ApiKeyRow | QuotaRow
+Row = (
+    NodeRow
+    | BlockRow
+    | DecisionRow
+    | RequestRow
+    | TenantRow
+    | DeletionRow
+    | ApiKeyRow
+    | QuotaRow
+)
 """The records that are upserted; the other changes are updates and deletions."""
 
 Values = dict[str, Any]
@@ -57,6 +68,7 @@ TARGETS: Mapping[type, Target] = {
     DecisionRow: Target(decisions),
     RequestRow: Target(requests),
     TenantRow: Target(tenants, kept=("created_at_s",)),
+    DeletionRow: Target(deletions),
     ApiKeyRow: Target(api_keys, kept=("created_at_s",)),
     QuotaRow: Target(quotas),
 }

@@ -139,6 +139,15 @@ tenants = Table(
     Column("deleted_at_s", Double),
 )
 
+deletions = Table(
+    "deletions",
+    metadata,
+    # an empty tag means any
+    Column("tenant_tag", LargeBinary(16), primary_key=True),
+    Column("model_tag", LargeBinary(16), primary_key=True),
+    Column("until_s", Double, nullable=False),
+)
+
 api_keys = Table(
     "api_keys",
     metadata,

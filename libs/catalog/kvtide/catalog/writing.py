@@ -28,6 +28,7 @@ from kvtide.catalog.records import (
     Change,
     DecisionOutcome,
     DecisionRow,
+    DeletionRow,
     NodeRow,
     QuotaRow,
     RequestRow,
@@ -111,6 +112,7 @@ async def _change(connection: AsyncConnection, change: Change) -> None:
             | DecisionRow()
             | RequestRow()
             | TenantRow()
+            | DeletionRow()
             | ApiKeyRow()
             | QuotaRow()
         ):

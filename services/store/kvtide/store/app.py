@@ -54,7 +54,7 @@ async def serve(
 
         writer = Writer(catalog, clock=clock, on_repair=repair)
         rows = CatalogRows(writer.put, clock)
-        kept = settings.state_dir / f"deleted-tenants-{node.ref.node}.json"
+        kept = settings.state_dir / f"deletions-{node.ref.node}.json"
         service = StoreService(
             node,
             settings,
