@@ -54,6 +54,14 @@ class Mover(Protocol):
         """Whether ``move`` would be done as soon as a copy."""
         ...
 
+    def asked(self, handle: RegionHandle, *, writable: bool) -> bool:
+        """Whether the owner need not be asked any more."""
+        ...
+
+    def ask(self, handle: RegionHandle, *, writable: bool) -> None:
+        """Ask the owner; blocks. Raises a ``TransferError`` if it does not allow it."""
+        ...
+
     def move(self, request: Request, *, alone: bool) -> Sequence[int]:
         """Move all of a request; xxh3_64 of its pieces, fewer if it became hopeless.
 
@@ -88,6 +96,14 @@ class SharedMover:
     def known(self, handle: RegionHandle, *, writable: bool) -> bool:
         """See ``Mover``."""
         return self._mappings.known(handle, writable=writable)
+
+    def asked(self, handle: RegionHandle, *, writable: bool) -> bool:
+        """See ``Mover``."""
+        return self._mappings.known(handle, writable=writable)
+
+    def ask(self, handle: RegionHandle, *, writable: bool) -> None:
+        """See ``Mover``."""
+        self._mappings.reach(handle, writable=writable)
 
     def move(self, request: Request, *, alone: bool) -> Sequence[int]:
         """See ``Mover``."""
@@ -166,12 +182,14 @@ class Copier:
         self,
         mover: Mover,
         threads: Executor,
+        asking: Executor,
         node: str,
         elsewhere: Callable[[Request], None],
     ) -> None:
-        """Copy in ``threads``."""
+        """Copy in ``threads``; ``asking`` waits for this peer's answers alone."""
         self.mover = mover
         self._threads = threads
+        self._asking = asking
         self._node = node
         self._elsewhere = elsewhere
         self._lock = threading.Lock()
@@ -185,16 +203,24 @@ class Copier:
                 self._copy(request, alone=True)
             return
         for request in requests:
-            try:
-                with self._lock:
-                    future = self._threads.submit(self._take, request)
-                    self._waiting[request] = future
-            except RuntimeError:
-                # the endpoint is closed, and its threads with it
-                request.transfer.fail(
-                    Unreachable("closed", node=self._node, path=self.mover.path)
-                )
-                request.settle()
+            if self._all_asked(request):
+                self._queue(request, self._threads, self._take)
+            else:
+                # a peer that does not answer must not keep the others' copies waiting
+                self._queue(request, self._asking, self._ask)
+
+    def _queue(
+        self, request: Request, threads: Executor, work: Callable[[Request], None]
+    ) -> None:
+        try:
+            with self._lock:
+                self._waiting[request] = threads.submit(work, request)
+        except RuntimeError:
+            # the peer or the endpoint is closed, and its threads with it
+            request.transfer.fail(
+                Unreachable("closed", node=self._node, path=self.mover.path)
+            )
+            request.settle()
 
     @property
     def busy(self) -> bool:
@@ -227,6 +253,41 @@ class Copier:
             for request in requests
             for handle in _distinct(request.handles)
         )
+
+    def _all_asked(self, request: Request) -> bool:
+        return all(
+            self.mover.asked(handle, writable=request.writes)
+            for handle in _distinct(request.handles)
+        )
+
+    def _ask(self, request: Request) -> None:
+        with self._lock:
+            self._waiting.pop(request, None)
+        transfer = request.transfer
+        try:
+            if self._end is not None:
+                transfer.fail(self._end)
+            for at, handle in enumerate(_distinct(request.handles)):
+                if transfer.hopeless():
+                    break
+                self._ask_for(request, at, handle)
+        except TransferError as error:
+            error.path = self.mover.path
+            transfer.fail(error)
+        except Exception as error:
+            log.exception("asking %s failed", self._node)
+            transfer.fail(TransferError(repr(error), path=self.mover.path))
+        if transfer.failed:
+            request.settle()
+        else:
+            self._queue(request, self._threads, self._take)
+
+    def _ask_for(self, request: Request, at: int, handle: RegionHandle) -> None:
+        try:
+            self.mover.ask(handle, writable=request.writes)
+        except TransferError as error:
+            error.slice_index = request.slice_index(at)
+            raise
 
     def _take(self, request: Request) -> None:
         with self._lock:

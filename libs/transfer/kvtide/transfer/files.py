@@ -268,6 +268,15 @@ class FileMover:
         del handle, writable
         return False
 
+    def asked(self, handle: RegionHandle, *, writable: bool) -> bool:
+        """See ``copier.Mover``."""
+        with self._lock:
+            return (handle.region, handle.capability, writable) in self._rights
+
+    def ask(self, handle: RegionHandle, *, writable: bool) -> None:
+        """See ``copier.Mover``; what is not here goes elsewhere, which is no error."""
+        self.reaches(handle, writable=writable)
+
     def _open(self, handle: RegionHandle, *, writable: bool) -> OpenRegion:
         key = (handle.region, handle.capability, writable)
         with self._lock:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -49,6 +49,9 @@ log = logging.getLogger("kvtide.transfer")
 MAP_TIMEOUT_S = 5.0
 NOTIFY_TIMEOUT_S = 10.0
 
+ASKING_THREADS = 2
+"""Threads that wait for one peer's answers; made when they are needed."""
+
 SMALL_TOGETHER_BYTES = 16 << 20
 """Small pieces in shared memory are copied by one thread up to this many bytes."""
 
@@ -83,9 +86,14 @@ class SocketPeer(TransferPeer):
         self._lock = threading.Lock()
         self._under_way: set[Transfer] = set()
         self._end: TransferError | None = None
+        # a peer that does not answer must not keep transfers with others waiting
+        self._asking = ThreadPoolExecutor(
+            ASKING_THREADS, f"transfer-ask-{dialer.address.node}"
+        )
         self._files = Copier(
             FileMover(self.node, setup.clock, self._ask_to_map),
             setup.copiers,
+            self._asking,
             self.node,
             self._by_network,
         )
@@ -109,7 +117,9 @@ class SocketPeer(TransferPeer):
                 setup.shm_dir, self.node, setup.clock, self._ask_to_map
             )
             mover = SharedMover(self._mappings)
-            self._copier = Copier(mover, setup.copiers, self.node, self._by_network)
+            self._copier = Copier(
+                mover, setup.copiers, self._asking, self.node, self._by_network
+            )
 
     def open(self, timeout_s: float) -> None:
         """Connect; raises as ``TransferEndpoint.connect``."""
@@ -173,14 +183,17 @@ class SocketPeer(TransferPeer):
     async def map_async(self, handle: RegionHandle) -> memoryview:
         """See ``TransferPeer.map_async``."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._setup.copiers, partial(self.map, handle)
-        )
+        try:
+            asked = loop.run_in_executor(self._asking, partial(self.map, handle))
+        except RuntimeError as error:
+            raise Unreachable("the peer is gone", node=self.node) from error
+        return await asked
 
     def close(self) -> None:
         """End all transfers, lanes and connections; by the endpoint."""
         self._finish(Unreachable("the endpoint is closed", node=self.node))
         self._control.close()
+        self._asking.shutdown()
         if self._dispatcher is not None:
             self._dispatcher.join()
 
@@ -302,12 +315,16 @@ class SocketPeer(TransferPeer):
 
     def _notify_later(self, message: bytes, transfer: Transfer) -> None:
         try:
-            self._setup.copiers.submit(self._notify, message, transfer)
+            self._asking.submit(self._notify, message, transfer)
         except RuntimeError:
-            # the endpoint is closed, and its threads with it
+            # the peer is closed, and its threads with it
             transfer.conclude(Unreachable("closed", node=self.node))
 
     def _notify(self, message: bytes, transfer: Transfer) -> None:
+        if transfer.hopeless():
+            # nobody hears of a transfer that has failed
+            transfer.conclude(None)
+            return
         left_s = min(NOTIFY_TIMEOUT_S, max(0.0, transfer.remaining_s()))
         try:
             self._control.ask(Kind.NOTIFY, message, left_s)
@@ -337,7 +354,7 @@ class SocketPeer(TransferPeer):
         """News of the peer's; from the control connection's thread, which must go on."""
         theirs, hosts = unpack_ways(body)
         try:
-            self._setup.copiers.submit(self._change_ways, theirs, hosts)
+            self._asking.submit(self._change_ways, theirs, hosts)
         except RuntimeError:
             log.debug("news came at the end")
 
@@ -368,6 +385,8 @@ class SocketPeer(TransferPeer):
         if self._copier is not None:
             self._copier.close(error)
         self._files.close(error)
+        # what is queued still runs, and hears that the peer is gone
+        self._asking.shutdown(wait=False)
         self._left(self)
 
     def _ended(self, transfer: Transfer) -> None:
