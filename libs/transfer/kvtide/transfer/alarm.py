@@ -64,5 +64,5 @@ class Alarm:
             left_s = self._calls[0][0] - self._clock.monotonic()
             if left_s <= 0:
                 return heapq.heappop(self._calls)[2]
-            self._changed.wait(left_s)
+            self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
         return None

@@ -27,6 +27,7 @@ from kvtide.transfer.errors import (
     TransferError,
     Unreachable,
 )
+from kvtide.transfer.fence import GivenUp
 from kvtide.transfer.handles import PROTOCOL, EndpointAddress
 from kvtide.transfer.interface import Notified, Observer, PeerGone, TransferEndpoint
 from kvtide.transfer.nics import card_towards
@@ -45,6 +46,8 @@ from kvtide.transfer.wire import pack_ways
 log = logging.getLogger("kvtide.transfer")
 
 DEREGISTER_S = 10.0
+LONGEST_CONNECT_S = 3600.0
+"""So long a wait is for ever; the system's calls take no infinite one."""
 WATCH_S = 2.0
 
 
@@ -130,6 +133,7 @@ class Endpoint(TransferEndpoint):
         self._dialling: dict[tuple[str, int], tuple[threading.Lock, int]] = {}
         self._peers: dict[tuple[str, int], SocketPeer] = {}
         self._ended_peers: list[SocketPeer] = []
+        self._given_up: dict[str, GivenUp] = {}
         self._callbacks: list[PeerGone] = []
         self._listeners: list[Notified] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -302,35 +306,43 @@ class Endpoint(TransferEndpoint):
         peer = self._cached(address)
         if peer is not None:
             return peer
+        # the time until a thread is free counts too
+        deadline_s = self._clock.monotonic() + min(timeout_s, LONGEST_CONNECT_S)
         return await asyncio.get_running_loop().run_in_executor(
-            None, partial(self.connect_blocking, address, timeout_s=timeout_s)
+            None, partial(self._connect, address, deadline_s)
         )
 
     def connect_blocking(
         self, address: EndpointAddress, *, timeout_s: float = 5.0
     ) -> SocketPeer:
         """See ``TransferEndpoint.connect_blocking``."""
+        deadline_s = self._clock.monotonic() + min(timeout_s, LONGEST_CONNECT_S)
+        return self._connect(address, deadline_s)
+
+    def _connect(self, address: EndpointAddress, deadline_s: float) -> SocketPeer:
+        """One budget for the turn to dial, the dialling and the first questions."""
         if address.protocol != PROTOCOL:
             raise Refused(
                 f"the peer speaks protocol {address.protocol}, we speak {PROTOCOL}",
                 node=address.node,
             )
-        with self._turn_to_dial(address, timeout_s):
-            return self._cached(address) or self._open(address, timeout_s)
+        with self._turn_to_dial(address, deadline_s):
+            return self._cached(address) or self._open(address, deadline_s)
 
     @contextmanager
     def _turn_to_dial(
-        self, address: EndpointAddress, timeout_s: float
+        self, address: EndpointAddress, deadline_s: float
     ) -> Generator[None]:
         """One at a time for each peer; nothing is kept of those dialled in vain."""
         key = (address.node, address.epoch)
         with self._lock:
             turn, users = self._dialling.get(key, (threading.Lock(), 0))
             self._dialling[key] = (turn, users + 1)
-        mine = turn.acquire(timeout=timeout_s)
+        wait_s = max(0.0, deadline_s - self._clock.monotonic())
+        mine = turn.acquire(timeout=wait_s)
         try:
             if not mine:
-                raise TimedOut(f"no answer within {timeout_s:g} s", node=address.node)
+                raise TimedOut(f"no answer within {wait_s:g} s", node=address.node)
             yield
         finally:
             if mine:
@@ -356,7 +368,7 @@ class Endpoint(TransferEndpoint):
         # one that has just gone may not have left yet
         return None if peer is None or peer.gone else peer
 
-    def _open(self, address: EndpointAddress, timeout_s: float) -> SocketPeer:
+    def _open(self, address: EndpointAddress, deadline_s: float) -> SocketPeer:
         near = bool(self._shm_host) and address.shm_host == self._shm_host
         here = Surroundings(self._topology, self._lanes, self._clock, card_towards)
         setup = PeerSetup(
@@ -370,11 +382,21 @@ class Endpoint(TransferEndpoint):
             self.location_of if self._topology.crosses else None,
         )
         hosts = tuple(address.host.split(","))
+        with self._lock:
+            # what an earlier connection to the node left behind must not be forgotten
+            given_up = self._given_up.setdefault(address.node, GivenUp())
         dialer = Dialer(
-            address, hosts, self.node, self.epoch, self._key, self._clock, self._tls
+            address,
+            hosts,
+            self.node,
+            self.epoch,
+            self._key,
+            self._clock,
+            self._tls,
+            given_up,
         )
         peer = SocketPeer(dialer, setup, self._peer_left)
-        peer.open(timeout_s)
+        peer.open(deadline_s)
         with self._lock:
             ended, self._ended_peers = self._ended_peers, []
             closed = self._closed

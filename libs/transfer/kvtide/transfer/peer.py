@@ -121,12 +121,13 @@ class SocketPeer(TransferPeer):
                 mover, setup.copiers, self._asking, self.node, self._by_network
             )
 
-    def open(self, timeout_s: float) -> None:
-        """Connect; raises as ``TransferEndpoint.connect``."""
-        self._control.open(timeout_s)
+    def open(self, deadline_s: float) -> None:
+        """Connect by then; raises as ``TransferEndpoint.connect``."""
+        self._control.open(max(0.0, deadline_s - self._clock.monotonic()))
         try:
             wanted = self._copier is None and any(self._setup.rdma)
-            theirs = self._devices_there(timeout_s) if wanted else 0
+            left_s = max(0.0, deadline_s - self._clock.monotonic())
+            theirs = self._devices_there(left_s) if wanted else 0
         except TransferError:
             self._control.close()
             raise

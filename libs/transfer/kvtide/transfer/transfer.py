@@ -121,7 +121,7 @@ class Transfer:
             if over is None:
                 over = self._over = threading.Lock()
                 over.acquire()
-        if not over.acquire(timeout=timeout_s):
+        if not over.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
             return False
         over.release()
         return True
