@@ -130,6 +130,7 @@ asks = st.builds(
     st.lists(st.tuples(st.just(0), u64, u64), max_size=50),
     st.text("abcxyz-", max_size=20),
     st.text("0123456789abcdef-", max_size=55),
+    st.lists(st.binary(min_size=16, max_size=16), max_size=3).map(tuple),
 )
 
 

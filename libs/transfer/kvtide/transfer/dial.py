@@ -2,11 +2,12 @@
 
 import logging
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kvtide.runtime import Clock
 from kvtide.transfer.channel import TICK_S, Channel
 from kvtide.transfer.errors import TimedOut, Unreachable
+from kvtide.transfer.fence import GivenUp
 from kvtide.transfer.handles import EndpointAddress
 from kvtide.transfer.handshake import Session, Use, greet
 from kvtide.transfer.tls import Tls, channel_for
@@ -16,7 +17,10 @@ log = logging.getLogger("kvtide.transfer")
 
 @dataclass(frozen=True, slots=True)
 class Dialer:
-    """Opens connections to an endpoint; ``hosts`` are its ways in, tried in order."""
+    """Opens connections to an endpoint; ``hosts`` are its ways in, tried in order.
+
+    ``given_up`` are those that broke with writes on them.
+    """
 
     address: EndpointAddress
     hosts: tuple[str, ...]
@@ -25,6 +29,7 @@ class Dialer:
     key: bytes
     clock: Clock
     tls: Tls | None = None
+    given_up: GivenUp = field(default_factory=GivenUp)
 
     def dial(self, use: Use, timeout_s: float) -> tuple[Channel, Session]:
         """Connect and prove both ends, within ``timeout_s`` in all.

@@ -20,7 +20,7 @@ from enum import IntEnum
 from kvtide.transfer.channel import Channel, Check
 from kvtide.transfer.errors import Refused, StaleEpoch
 from kvtide.transfer.handles import PROTOCOL, EndpointAddress
-from kvtide.transfer.wire import MAGIC
+from kvtide.transfer.wire import LANE_BYTES, MAGIC
 
 _START = struct.Struct("<4sB")
 _HELLO = struct.Struct("<BQQ32sBB")
@@ -61,6 +61,8 @@ class Session:
     use: Use
     send_key: bytes
     receive_key: bytes
+    lane: bytes
+    """Names the connection; 16 bytes that both ends know and nobody else."""
 
 
 Admit = Callable[[str, int], Verdict]
@@ -115,6 +117,7 @@ def greet(
         use,
         _mac(key, b"to server", script),
         _mac(key, b"to client", script),
+        _mac(key, b"lane", script)[:LANE_BYTES],
     )
 
 
@@ -190,6 +193,7 @@ def receive(
         use,
         _mac(key, b"to client", script),
         _mac(key, b"to server", script),
+        _mac(key, b"lane", script)[:LANE_BYTES],
     )
 
 

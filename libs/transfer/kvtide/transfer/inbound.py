@@ -11,7 +11,14 @@ from xxhash import xxh3_64_intdigest
 from kvtide.runtime import Clock
 from kvtide.transfer.channel import Channel, Stillness
 from kvtide.transfer.cuda import Window
-from kvtide.transfer.errors import Corrupt, Refused, TimedOut, TransferError
+from kvtide.transfer.errors import (
+    Corrupt,
+    Refused,
+    TimedOut,
+    TransferError,
+    Unreachable,
+)
+from kvtide.transfer.fence import Shut
 from kvtide.transfer.handles import Access, Operation
 from kvtide.transfer.handshake import Session, Use
 from kvtide.transfer.hashed import HASH_FIRST_BYTES, receive_hashed, send_hashed
@@ -60,6 +67,7 @@ class Inbound:
         rdma: RdmaOwner | None,
         notified: Notified,
         hasher: Executor,
+        shut: Shut,
     ) -> None:
         """Serve ``session`` on ``channel`` when run."""
         self.channel = channel
@@ -70,6 +78,7 @@ class Inbound:
         self._rdma = rdma
         self._notified = notified
         self._hasher = hasher
+        self._shut = shut
         self._pairs = rdma.pairs() if rdma is not None else None
         self._send_lock = threading.Lock()
         self._mapped_lock = threading.Lock()
@@ -86,12 +95,16 @@ class Inbound:
 
         Raises:
             Refused: the peer broke the protocol.
+            Unreachable: the peer gave the connection up before.
             ChannelClosedError, OSError: the connection ended, as all do.
         """
         try:
+            if not self._shut.enter(self.session.lane, self.channel.shutdown):
+                raise Unreachable("the peer gave it up", node=self.session.node)
             while True:
                 self._next()
         finally:
+            self._shut.leave(self.session.lane)
             if self._pairs is not None:
                 self._pairs.close()
 
@@ -279,6 +292,8 @@ class Inbound:
         total = sum(length for _, _, length in ask.pieces)
         grants: list[Grant] = []
         try:
+            if ask.lanes:
+                self._shut.shut(ask.lanes)
             grants = self._claim(ask, Access.WRITE)
             views = self._views(ask, grants, fill=False)
         except TransferError as error:

@@ -8,6 +8,7 @@ from kvtide.runtime import Clock
 from kvtide.transfer.buffers import WINDOW_BYTES
 from kvtide.transfer.channel import Channel, Check, Stillness
 from kvtide.transfer.errors import Corrupt, TimedOut, TransferError, Unreachable
+from kvtide.transfer.fence import GivenUp
 from kvtide.transfer.handles import Operation
 from kvtide.transfer.handshake import Session
 from kvtide.transfer.hashed import receive_hashed, receive_lone, send_hashed
@@ -41,10 +42,17 @@ class Line:
     """
 
     def __init__(
-        self, channel: Channel, session: Session, node: str, clock: Clock
+        self,
+        channel: Channel,
+        session: Session,
+        node: str,
+        clock: Clock,
+        given_up: GivenUp,
     ) -> None:
         """Speak with ``node``."""
         self.channel = channel
+        self.lane = session.lane
+        self._given_up = given_up
         self._session = session
         self._node = node
         self._stillness = Stillness(channel, clock)
@@ -97,6 +105,8 @@ class Line:
         request.frame_id = self._last_id
         transfer = request.transfer
         kind = Kind.WRITE if request.writes else Kind.READ
+        if request.writes:
+            request.lanes = self._given_up.lanes()
         body = pack_ask(_ask(request))
         frame = pack(self._session.send_key, kind, self._last_id, body)
         check = partial(self._check, transfer, waiter)
@@ -121,6 +131,7 @@ class Line:
             return self._receive_other(request, data, check)
         transfer = request.transfer
         if transfer.operation is Operation.WRITE:
+            self._given_up.left(request.lanes)
             return None
         if request.cuts is None and request.nbytes <= WINDOW_BYTES:
             views = request.views
@@ -200,4 +211,5 @@ def _ask(request: Request) -> Ask:
         right = (handle.region, handle.capability)
         pieces.append((grants.setdefault(right, len(grants)), offset, len(view)))
     transfer = request.transfer
-    return Ask(list(grants), pieces, transfer.purpose, transfer.trace)
+    lanes = request.lanes
+    return Ask(list(grants), pieces, transfer.purpose, transfer.trace, lanes)

@@ -21,7 +21,7 @@ class Request:
 
     ``views[i]`` is the local memory of ``pieces[i]``, ``offsets[i]`` where it is in
     the region of ``handles[i]``. ``cuts`` are the pieces, None when they are all slices
-    of the transfer, each whole. ``location``: see ``schedule.Job``.
+    of the transfer, each whole. ``location``: see ``schedule.Job``. ``lanes``: see ``wire.Ask``.
     """
 
     transfer: Transfer
@@ -34,6 +34,7 @@ class Request:
     location: str = ""
     rail: int = -1
     frame_id: int = 0
+    lanes: Sequence[bytes] = ()
     settled: bool = False
 
     @property

@@ -14,6 +14,7 @@ from kvtide.runtime import Clock
 from kvtide.transfer.census import Census
 from kvtide.transfer.channel import Channel
 from kvtide.transfer.errors import Refused, TimedOut, TransferError
+from kvtide.transfer.fence import Shut
 from kvtide.transfer.handshake import Session, Verdict, receive
 from kvtide.transfer.inbound import Inbound
 from kvtide.transfer.interface import Notified, Observer, PeerGone
@@ -62,6 +63,7 @@ class Server:
         # a core that only receives has time to hash for those that send
         self._hasher = ThreadPoolExecutor(1, "transfer-hash")
         self._census = Census(most_connections)
+        self._shut = Shut()
         self._inbound: dict[Channel, Inbound | None] = {}
         self._threads: set[threading.Thread] = set()
         self._unproved = 0
@@ -223,6 +225,7 @@ class Server:
             self._rdma,
             self._notified,
             self._hasher,
+            self._shut,
         )
         with self._lock:
             if self._closing:

@@ -181,7 +181,10 @@ class TcpCarrier(Carrier):
                 raise RailDownError(
                     error.message, node=error.node, path=self.path
                 ) from error
-            line = Line(channel, session, self._dialer.address.node, self._clock)
+            dialer = self._dialer
+            line = Line(
+                channel, session, dialer.address.node, self._clock, dialer.given_up
+            )
             with self._lock:
                 self._line = line
                 self._cut = False
@@ -239,5 +242,8 @@ class TcpCarrier(Carrier):
     def _hang_up(self) -> None:
         with self._lock:
             line, self._line = self._line, None
+            writes = any(each.writes for each in self._in_flight)
         if line is not None:
+            if writes:
+                self._dialer.given_up.add(line.lane)
             line.channel.close()

@@ -35,7 +35,9 @@ MOST_BODY_BYTES = 128 << 10
 _HEAD = struct.Struct("<4sBBBBIQ")
 _MAC_BYTES = 16
 HEAD_BYTES = _HEAD.size + _MAC_BYTES
-_COUNTS = struct.Struct("<HHBB")
+_COUNTS = struct.Struct("<HHBBH")
+LANE_BYTES = 16
+MOST_LANES = 1024
 _GRANT = struct.Struct(f"<Q{CAPABILITY_BYTES}s")
 _PIECE = struct.Struct("<HQQ")
 _FAULT = struct.Struct("<i")
@@ -145,12 +147,16 @@ class Ask(NamedTuple):
     ``trace`` is a W3C traceparent, "" without one.
 
     ``pieces`` are (index in ``grants``, offset, length); MAP has none.
+
+    ``lanes``, of WRITE alone, are connections that the writer gave up: the owner takes
+    no byte from them any more before it takes one of this request.
     """
 
     grants: Sequence[tuple[int, bytes]]
     pieces: Sequence[tuple[int, int, int]]
     purpose: str
     trace: str = ""
+    lanes: Sequence[bytes] = ()
 
 
 def pack_ask(ask: Ask) -> bytes:
@@ -159,9 +165,16 @@ def pack_ask(ask: Ask) -> bytes:
     trace = ask.trace.encode()[:MOST_TRACE_BYTES]
     return b"".join(
         [
-            _COUNTS.pack(len(ask.grants), len(ask.pieces), len(purpose), len(trace)),
+            _COUNTS.pack(
+                len(ask.grants),
+                len(ask.pieces),
+                len(purpose),
+                len(trace),
+                len(ask.lanes),
+            ),
             purpose,
             trace,
+            *ask.lanes,
             *starmap(_GRANT.pack, ask.grants),
             *starmap(_PIECE.pack, ask.pieces),
         ]
@@ -203,23 +216,29 @@ def split_ask(body: bytes) -> tuple[bytes, int, int, int]:
 def unpack_ask(body: bytes) -> Ask:
     """Raise FrameError unless the body is exactly a well-formed Ask."""
     try:
-        grant_count, piece_count, purpose_size, trace_size = _COUNTS.unpack_from(body)
+        counts = _COUNTS.unpack_from(body)
+        grant_count, piece_count, purpose_size, trace_size, lane_count = counts
         trace_at = _COUNTS.size + purpose_size
-        grants_at = trace_at + trace_size
+        lanes_at = trace_at + trace_size
+        grants_at = lanes_at + lane_count * LANE_BYTES
         pieces_at = grants_at + grant_count * _GRANT.size
         if piece_count > PIECES_PER_REQUEST or grant_count > PIECES_PER_REQUEST:
             raise FrameError("too many pieces in a request")
+        if lane_count > MOST_LANES:
+            raise FrameError("too many connections in a request")
         if len(body) != pieces_at + piece_count * _PIECE.size:
             raise FrameError("a request has the wrong length")
         grants = list(_GRANT.iter_unpack(body[grants_at:pieces_at]))
         pieces = list(_PIECE.iter_unpack(body[pieces_at:]))
         purpose = body[_COUNTS.size : trace_at].decode("ascii", "replace")
-        trace = body[trace_at:grants_at].decode("ascii", "replace")
+        trace = body[trace_at:lanes_at].decode("ascii", "replace")
+        starts = range(lanes_at, grants_at, LANE_BYTES)
+        lanes = tuple(body[at : at + LANE_BYTES] for at in starts)
     except struct.error as error:
         raise FrameError(f"a request is malformed: {error}") from error
     if pieces and max(pieces)[0] >= grant_count:
         raise FrameError("a piece names no grant")
-    return Ask(grants, pieces, purpose, trace)
+    return Ask(grants, pieces, purpose, trace, lanes)
 
 
 def pack_fault(error: TransferError) -> tuple[Status, bytes]:
