@@ -132,7 +132,7 @@ async def test_blocks_are_listed_shown_pinned_and_removed(here: World) -> None:
         # nobody is there to be asked
         code, out = await kvtide_process(here, "blocks", "remove", "--tenant", "t")
         assert code == 1
-        assert "Remove 6 copies" in out
+        assert "Remove 6 blocks, 6 copies" in out
         assert "--yes" in out
         code, out = await kvtide(here, "blocks", "remove")
         assert code == 2

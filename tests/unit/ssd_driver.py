@@ -238,7 +238,8 @@ class SsdDriver:
 
     def ask(self, message: StoreRequest, sender: NodeRef = WORKER) -> int:
         self._token += 1
-        self.handle(Received(message, sender, self._token))
+        wall_ms = int(SystemClock().wall() * 1000)
+        self.handle(Received(message, sender, self._token, wall_ms))
         return self._token
 
     def begin(

@@ -6,7 +6,8 @@ import pytest
 from tests.unit.ssd_driver import NODE, SsdDriver, key_of, tags_of
 from tests.unit.test_ssd_tier import rules
 
-from kvtide.kv import Tier
+from kvtide.bus.messages import BlocksDone, BlockSelector, RemoveBlocks
+from kvtide.kv import BlockKey, Tier
 from kvtide.runtime import SystemClock
 from kvtide.store.machine import StoreMachine
 from kvtide.store.ssd.events import (
@@ -15,6 +16,7 @@ from kvtide.store.ssd.events import (
     NoteDeleted,
     TierFailed,
     TierOpened,
+    WriteRecord,
 )
 from kvtide.store.ssd.files import FilesSpec, TierFiles
 from kvtide.store.ssd.health import TierState
@@ -112,3 +114,74 @@ def test_a_directory_that_another_process_holds_is_said_to_be(store: SsdDriver) 
     assert isinstance(failed, TierFailed)
     assert "another process" in failed.reason
     assert "ssd_dir of its own" in failed.reason
+
+
+def remove(store: SsdDriver, *keys: BlockKey) -> BlocksDone:
+    token = store.ask(RemoveBlocks(select=BlockSelector(keys=keys)))
+    done = store.answers.pop(token)
+    assert isinstance(done, BlocksDone)
+    store.quiet()
+    return done
+
+
+def ssd_keys(store: SsdDriver) -> list[BlockKey]:
+    return [each.key for each in store.machine.ssd.page(None, 1000)]
+
+
+def test_single_blocks_that_are_removed_stay_removed(store: SsdDriver) -> None:
+    gone, kept = ssd_keys(store)[:2]
+    # a block that is in DRAM now may have been evicted from the SSD before
+    assert remove(store, gone, key_of(999)).copies == 1
+    for _ in range(2):
+        store.stop()
+        store.start()
+        assert not store.on_ssd(gone)
+        assert store.on_ssd(kept)
+    # stored again it is a new one
+    store.put([gone])
+    for number in range(60, 99):
+        store.put([key_of(number)])
+        store.quiet()
+    assert store.on_ssd(gone)
+    store.stop()
+    store.start()
+    assert store.on_ssd(gone)
+
+
+def test_a_block_that_is_removed_on_its_way_to_the_ssd_does_not_arrive(
+    store: SsdDriver,
+) -> None:
+    number = 100
+    while not any(isinstance(each, WriteRecord) for each in store.pending):
+        store.put([key_of(number)])
+        store.wait(0.05)
+        number += 1
+    write = next(each for each in store.pending if isinstance(each, WriteRecord))
+    remove(store, write.wanted.key)
+    assert not store.on_ssd(write.wanted.key)
+    store.stop()
+    store.start()
+    assert not store.on_ssd(write.wanted.key)
+
+
+def test_blocks_that_are_removed_while_the_tier_is_out_do_not_come_back(
+    store: SsdDriver,
+) -> None:
+    gone = ssd_keys(store)[0]
+    store.handle(TierFailed("pulled out"))
+    remove(store, gone)
+    store.wait(100.0)
+    store.settle()
+    assert ssd_keys(store)
+    for _ in range(2):
+        assert not store.on_ssd(gone)
+        store.stop()
+        store.start()
+
+
+def test_a_damaged_list_of_removed_blocks_keeps_the_tier_out(store: SsdDriver) -> None:
+    store.stop()
+    (store.path / "removed").write_bytes(b"[1]\n")
+    store.start()
+    assert store.machine.ssd.health.state is TierState.OUT
+    assert "/removed says" in store.machine.ssd.health.reason

@@ -229,12 +229,22 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     config: Config = None,
     nats: Nats = None,
+    catalog: CatalogUrl = None,
     cluster: Cluster = None,
     state_dir: StateDir = None,
     json: Json = False,
 ) -> None:
-    """Remove blocks of a tenant or model, or single ones. Asks first."""
-    flags = {"nats": nats, "cluster": cluster, "state_dir": state_dir}
+    """Remove blocks of a tenant or model, or single ones. Asks first.
+
+    Stores that are down hear of a tenant or model through the catalog when they start;
+    of single blocks, and with --node, only live stores do.
+    """
+    flags = {
+        "nats": nats,
+        "catalog": catalog,
+        "cluster": cluster,
+        "state_dir": state_dir,
+    }
     meant = (tuple(keys or ()), tenant, model, node)
     _change("remove", meant, config, flags, json=json, yes=yes)
 

@@ -41,6 +41,18 @@ class Seen:
     stores: tuple[Beat, ...]
     models: tuple[ModelFacts, ...]
 
+    def named(self, node: str) -> Beat:
+        """The store of that name.
+
+        Raises:
+            NoStoreError: it does not beat.
+        """
+        for beat in self.stores:
+            if beat.node.node == node:
+                return beat
+        names = ", ".join(beat.node.node for beat in self.stores) or "none"
+        raise NoStoreError(f"no store {node!r} is live; those that are: {names}")
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -59,6 +71,14 @@ async def look_around(bus: Bus, node: str | None = None) -> Seen:
     Raises:
         NoStoreError: no store beats, or not the one called ``node``.
     """
+    seen = await listen(bus)
+    if not seen.stores and node is None:
+        raise NoStoreError(f"no store is live in cluster {bus.subjects.cluster!r}")
+    return seen if node is None else Seen((seen.named(node),), seen.models)
+
+
+async def listen(bus: Bus) -> Seen:
+    """Whoever beats; maybe nobody."""
     beats: dict[NodeId, Beat] = {}
 
     async def heard(incoming: Incoming) -> None:
@@ -72,13 +92,6 @@ async def look_around(bus: Bus, node: str | None = None) -> Seen:
     finally:
         await subscription.close()
     stores = [beat for _, beat in sorted(beats.items()) if Role.STORE in beat.roles]
-    if node is not None:
-        names = ", ".join(beat.node.node for beat in stores) or "none"
-        stores = [beat for beat in stores if beat.node.node == node]
-        if not stores:
-            raise NoStoreError(f"no store {node!r} is live; those that are: {names}")
-    if not stores:
-        raise NoStoreError(f"no store is live in cluster {bus.subjects.cluster!r}")
     models = {facts.name: facts for beat in beats.values() for facts in beat.models}
     return Seen(tuple(stores), tuple(models.values()))
 

@@ -172,18 +172,26 @@ class Curation:
     def _removal(
         self, message: RemoveBlocks, page: _Page, now_s: float, wall_ms: int
     ) -> tuple[BlocksDone, TierCommands]:
-        for key in page.keys:
-            self._remove(key, now_s)
+        copies = sum(self._remove(key, now_s) for key in page.keys)
         count = len(page.keys)
-        done = BlocksDone(matched=count, changed=count, next_key=page.next_key)
+        done = BlocksDone(
+            matched=count, changed=count, copies=copies, next_key=page.next_key
+        )
         select = message.select
-        if select.keys is not None or message.after is not None:
+        if select.keys is not None:
+            keys = page.keys
+            if select.tenant is None and select.model is None and message.after is None:
+                # a restart might find what was evicted, too
+                keys = list(dict.fromkeys(select.keys))
+            return done, self._ssd.remove(keys, wall_ms, now_s)
+        if message.after is not None:
             return done, []
         # a tenant's or model's blocks on the SSD stay away in later lives too
         deleted = DeletedSpace(select.tenant, select.model, wall_ms)
         return done, self._ssd.delete(deleted, now_s)
 
-    def _remove(self, key: BlockKey, now_s: float) -> None:
+    def _remove(self, key: BlockKey, now_s: float) -> int:
+        """How many copies of it there were."""
         inventory, books = self._inventory, self._ssd.books
         slot, row = inventory.index.get(key), books.entries.find(key)
         if slot is not None:
@@ -195,6 +203,7 @@ class Curation:
         if row is not None:
             books.drop(row, "removed", now_s)
         self._tally.removed += 1
+        return (slot is not None) + (row is not None)
 
     def _listings(self, key: BlockKey, now_s: float) -> Iterator[BlockListing]:
         slot = self._inventory.index.get(key)

@@ -83,9 +83,8 @@ class UnpinBlocks(Message, frozen=True, tag="unpin_blocks"):
 class RemoveBlocks(Message, frozen=True, tag="remove_blocks"):
     """Forget blocks, pinned ones too → ``BlocksDone``.
 
-    Those of a tenant or model stay removed after a restart, those of keys may come
-    back from the SSD. Whoever is reading one still has it. Blocks that are being
-    written are not meant.
+    They stay removed after a restart. Whoever is reading one still has it. Blocks that
+    are being written are not meant.
     """
 
     select: BlockSelector
@@ -96,10 +95,11 @@ class RemoveBlocks(Message, frozen=True, tag="remove_blocks"):
 class BlocksDone(Message, frozen=True, tag="blocks_done"):
     """Of the ``matched`` blocks so many were changed and so many refused.
 
-    The others were so already.
+    The others were so already. ``copies``: removed ones, in DRAM and on the SSD.
     """
 
     matched: int
     changed: int
     refused: int = 0
+    copies: int = 0
     next_key: BlockKey | None = None

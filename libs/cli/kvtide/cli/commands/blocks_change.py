@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import msgspec
@@ -11,19 +12,23 @@ from rich.console import Console
 from kvtide.bus import load_secret
 from kvtide.bus.interface import Bus
 from kvtide.bus.messages import BlockSelector, PinBlocks, RemoveBlocks, UnpinBlocks
-from kvtide.cli.access import open_bus
+from kvtide.cli.access import NoNatsError, open_bus
 from kvtide.cli.block_names import BlockNames
 from kvtide.cli.exits import CLEAN, FAILED
+from kvtide.cli.found_blocks import NoCatalogError
 from kvtide.cli.sizes import size
 from kvtide.cli.stores import (
     Change,
+    NoStoreError,
     Outcome,
+    Seen,
     change_blocks,
     list_blocks,
-    look_around,
+    listen,
 )
-from kvtide.kv import NodeId
-from kvtide.runtime import ConfigError
+from kvtide.cli.tombstone import keep_tombstone
+from kvtide.kv import BlockKey, NodeId
+from kvtide.runtime import ConfigError, SystemClock
 from kvtide.runtime.settings import RoleSettings
 
 Confirm = Callable[[str], bool]
@@ -57,11 +62,36 @@ class Meant:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """How many copies are meant, where, and their bytes."""
+    """How many blocks and copies are meant, at how many stores, and their bytes."""
 
+    blocks: int
     copies: int
     bytes: int
     stores: int
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.blocks} blocks, {self.copies} copies ({size(self.bytes)})"
+
+
+class Changed(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it at each live store.
+
+    Not ``lasting``: a store that is down may bring back what it has. ``note`` says so.
+    """
+
+    stores: tuple[Outcome, ...]
+    lasting: bool = True
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """Who is there; without a connection or a store, ``nobody`` says why."""
+
+    bus: Bus | None
+    seen: Seen
+    nobody: str = ""
 
 
 def change(
@@ -77,7 +107,9 @@ def change(
 ) -> int:
     """Do it at every live store, and say what came of it; 1 if a store failed.
 
-    ``confirm`` is asked before anything is removed; None: it is confirmed.
+    What is removed by tenant or model at all stores is noted in the catalog first, for
+    the stores that are down; where it can't be, that is said, and it is 1. ``confirm``
+    is asked before anything is removed; None: it is confirmed.
 
     Raises:
         ConfigError: nothing is named, or a name is none.
@@ -96,11 +128,15 @@ def change(
         console.print("nothing was changed", highlight=False)
         return FAILED
     if as_json:
-        console.print_json(msgspec.json.encode(done).decode())
+        shown = done if deed is Deed.REMOVE else done.stores
+        console.print_json(msgspec.json.encode(shown).decode())
     else:
-        for each in done:
+        for each in done.stores:
             _say(console, deed, each)
-    return FAILED if any(each.error for each in done) else CLEAN
+        if done.note:
+            console.print(done.note, markup=False, highlight=False, soft_wrap=True)
+    failed = not done.lasting or any(each.error for each in done.stores)
+    return FAILED if failed else CLEAN
 
 
 async def _change(
@@ -111,35 +147,87 @@ async def _change(
     hard: bool,
     seconds: float,
     confirm: Confirm | None,
-) -> list[Outcome] | None:
+) -> Changed | None:
     names = BlockNames(
         load_secret(settings.secret_file or settings.state_dir / "secret")
     )
-    async with open_bus(settings) as bus:
-        seen = await look_around(bus, meant.node)
-        names.learn(models=seen.models)
+    async with AsyncExitStack() as stack:
+        pool = await _look(stack, settings)
+        everywhere = deed is Deed.REMOVE and not meant.keys and meant.node is None
+        if not everywhere:
+            pool = _present(pool, meant.node)
+        names.learn(models=pool.seen.models)
         select = names.select(keys=meant.keys, tenant=meant.tenant, model=meant.model)
-        stores = [beat.node.node for beat in seen.stores]
         if deed is Deed.REMOVE and confirm is not None:
-            counted = await _count(bus, stores, select)
-            text = (
-                f"Remove {counted.copies} copies ({size(counted.bytes)}) of {meant} "
-                f"at {counted.stores} stores?"
-            )
+            counted = await _count(pool, select)
+            text = f"Remove {counted} of {meant} at {counted.stores} live stores?"
             if not await asyncio.to_thread(confirm, text):
                 return None
+        # before the stores are asked: one that stops meanwhile hears of it, too
+        kept = await _keep(settings, pool, select) if everywhere else Changed(stores=())
         message = _message(deed, select, hard=hard, seconds=seconds)
-        return [await change_blocks(bus, node, message) for node in stores]
+        outcomes = [
+            await change_blocks(pool.bus, beat.node.node, message)
+            for beat in pool.seen.stores
+            if pool.bus is not None
+        ]
+        return msgspec.structs.replace(kept, stores=tuple(outcomes))
 
 
-async def _count(bus: Bus, stores: list[NodeId], select: BlockSelector) -> Counted:
+async def _look(stack: AsyncExitStack, settings: RoleSettings) -> _Pool:
+    try:
+        bus = await stack.enter_async_context(open_bus(settings))
+    except NoNatsError as error:
+        return _Pool(None, Seen((), ()), str(error))
+    seen = await listen(bus)
+    nobody = f"no store is live in cluster {bus.subjects.cluster!r}"
+    return _Pool(bus, seen, "" if seen.stores else nobody)
+
+
+def _present(pool: _Pool, node: str | None) -> _Pool:
+    """The stores that are meant, at least one."""
+    if pool.bus is None:
+        raise NoNatsError(pool.nobody)
+    if node is not None:
+        return replace(pool, seen=Seen((pool.seen.named(node),), pool.seen.models))
+    if pool.nobody:
+        raise NoStoreError(pool.nobody)
+    return pool
+
+
+async def _keep(settings: RoleSettings, pool: _Pool, select: BlockSelector) -> Changed:
+    """Have stores that are down forget these blocks when they start.
+
+    Raises:
+        NoStoreError: nobody hears of it, now or later.
+    """
+    try:
+        await keep_tombstone(settings, select, SystemClock().wall())
+    except NoCatalogError as error:
+        if pool.nobody:
+            raise NoStoreError(f"{pool.nobody}; {error}: nothing is removed") from error
+        note = f"{error}: only live stores heard of it, one that is down will bring "
+        note += "its blocks back; remove them again when the catalog is there"
+        return Changed(stores=(), lasting=False, note=note)
+    if pool.nobody:
+        note = f"{pool.nobody}: stores forget these blocks when they start"
+        return Changed(stores=(), note=note)
+    return Changed(stores=())
+
+
+async def _count(pool: _Pool, select: BlockSelector) -> Counted:
     copies = nbytes = 0
+    keys: set[BlockKey] = set()
     nodes: set[NodeId] = set()
-    async for node, listing in list_blocks(bus, stores, select):
+    stores = [beat.node.node for beat in pool.seen.stores]
+    if pool.bus is None:
+        return Counted(0, 0, 0, 0)
+    async for node, listing in list_blocks(pool.bus, stores, select):
         copies += 1
         nbytes += listing.located.slot.length
+        keys.add(listing.located.key)
         nodes.add(node)
-    return Counted(copies, nbytes, len(nodes))
+    return Counted(len(keys), copies, nbytes, len(nodes))
 
 
 def _message(

@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable
 
-from kvtide.kv import SpaceTags
+from kvtide.kv import BlockKey, SpaceTags
 from kvtide.store.ssd.events import DeletedSpace
+
+MAX_KEYS = 100_000
+"""Single blocks that are known to be removed; the latest count."""
 
 
 class Deletions:
@@ -12,6 +15,7 @@ class Deletions:
     def __init__(self, deleted: Iterable[DeletedSpace] = ()) -> None:
         """See ``add``."""
         self._until_ms: dict[tuple[bytes | None, bytes | None], int] = {}
+        self._keys: dict[BlockKey, int] = {}
         for each in deleted:
             self.add(each)
 
@@ -21,8 +25,16 @@ class Deletions:
         until_ms = self._until_ms.get(space, deleted.until_ms)
         self._until_ms[space] = max(until_ms, deleted.until_ms)
 
-    def cover(self, tags: SpaceTags, written_ms: int) -> bool:
-        """Whether a block with these tags, written then, is deleted."""
+    def add_key(self, key: BlockKey, until_ms: int) -> None:
+        """A single block is removed; so many are known that ``MAX_KEYS`` says."""
+        self._keys[key] = max(self._keys.pop(key, until_ms), until_ms)
+        if len(self._keys) > MAX_KEYS:
+            del self._keys[next(iter(self._keys))]
+
+    def cover(self, key: BlockKey, tags: SpaceTags, written_ms: int) -> bool:
+        """Whether this block with these tags, written then, is deleted."""
+        if written_ms <= self._keys.get(key, -1):
+            return True
         spaces = (
             (tags.tenant, tags.model),
             (tags.tenant, None),

@@ -22,6 +22,7 @@ from kvtide.store.ssd.events import (
     KillRecord,
     MoveRecord,
     NoteDeleted,
+    NoteRemoved,
     OpenTier,
     ReadRecord,
     SealSegment,
@@ -110,7 +111,7 @@ class SsdDevice:
                 self._do(self._control, "close", self._let_go)
             case SealSegment():
                 self._do(self._control, "seal", partial(self._files.do, command))
-            case DropSegment() | KillRecord() | NoteDeleted():
+            case DropSegment() | KillRecord() | NoteDeleted() | NoteRemoved():
                 self._do(self._control, "note", partial(self._files.do, command))
             case _:
                 assert_never(command)

@@ -5,6 +5,7 @@
     DIR/lock          held exclusively by the process that uses the directory
     DIR/superblock    whose it is (see ``format``)
     DIR/deleted       tenants and models whose blocks are deleted, JSON lines
+    DIR/removed       single blocks that are removed, JSON lines
     DIR/<number>.seg  segments, the number in sixteen hex digits
 
 Used in threads: everything here may block.
@@ -16,10 +17,12 @@ import json
 import mmap
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from kvtide.kv import BlockKey
+from kvtide.store.ssd.deletions import MAX_KEYS
 from kvtide.store.ssd.errors import FormatError, WrongDirectory
 from kvtide.store.ssd.events import DeletedSpace
 from kvtide.store.ssd.format import (
@@ -190,6 +193,40 @@ class Directory:
             for each in list(kept.values())[-MAX_DELETED:]
         ]
         self._replace("deleted", "".join(lines).encode("ascii"))
+
+    def removed(self) -> dict[BlockKey, int]:
+        """What ``note_removed`` kept: until when each block's records do not count.
+
+        Raises:
+            WrongDirectory: it can't be told: blocks that are removed might come back.
+        """
+        try:
+            raw = (self.path / "removed").read_bytes()
+        except FileNotFoundError:
+            return {}
+        try:
+            lines = [json.loads(line) for line in raw.splitlines()]
+            return {
+                BlockKey(bytes.fromhex(key)): int(until_ms) for key, until_ms in lines
+            }
+        except (ValueError, TypeError) as error:
+            raise WrongDirectory(
+                f"{self.path / 'removed'} says which blocks are removed, and is "
+                "damaged: remove the whole directory, or that file if they may come back",
+                path=str(self.path),
+            ) from error
+
+    def note_removed(self, keys: Sequence[BlockKey], until_ms: int) -> None:
+        """Keep that these blocks are removed; the latest are kept if they are many."""
+        kept = self.removed()
+        for key in keys:
+            kept.pop(key, None)
+            kept[key] = until_ms
+        lines = [
+            json.dumps([key.hex(), until]) + "\n"
+            for key, until in list(kept.items())[-MAX_KEYS:]
+        ]
+        self._replace("removed", "".join(lines).encode("ascii"))
 
     # ---- inside
 

@@ -127,6 +127,14 @@ class NoteDeleted:
     deleted: DeletedSpace
 
 
+@dataclass(frozen=True, slots=True)
+class NoteRemoved:
+    """Keep, durably, that these blocks are removed: those written until ``until_ms``."""
+
+    keys: tuple[BlockKey, ...]
+    until_ms: int
+
+
 SsdCommand = (
     OpenTier
     | CloseTier
@@ -137,6 +145,7 @@ SsdCommand = (
     | DropSegment
     | KillRecord
     | NoteDeleted
+    | NoteRemoved
 )
 
 

@@ -28,6 +28,7 @@ from kvtide.store.ssd.events import (
     KillRecord,
     MoveRecord,
     NoteDeleted,
+    NoteRemoved,
     ReadRecord,
     RecordDone,
     SealSegment,
@@ -55,6 +56,7 @@ FileCommand = (
     | DropSegment
     | KillRecord
     | NoteDeleted
+    | NoteRemoved
 )
 """What ``TierFiles.do`` does."""
 
@@ -111,7 +113,9 @@ class TierFiles:
             case KillRecord():
                 self._kill(command)
             case NoteDeleted(deleted):
-                self._note(deleted)
+                self._note(lambda held: held.note_deleted(deleted))
+            case NoteRemoved(keys, until_ms):
+                self._note(lambda held: held.note_removed(keys, until_ms))
             case _:
                 assert_never(command)
         return None
@@ -134,6 +138,8 @@ class TierFiles:
                     "page cache",
                 )
             deletions = Deletions([*directory.deleted(), *spec.deleted()])
+            for key, until_ms in directory.removed().items():
+                deletions.add_key(key, until_ms)
             scan = Scan(directory, self._buffers, deletions)
             scan.run(say, lambda: self._ended)
         except (OSError, WrongDirectory) as error:
@@ -304,10 +310,10 @@ class TierFiles:
             return SegmentDone(number, dropped, trouble, reason)
         return SegmentDone(number, dropped)
 
-    def _note(self, deleted: DeletedSpace) -> None:
+    def _note(self, note: Callable[[Directory], None]) -> None:
         try:
-            self._held().note_deleted(deleted)
-        except OSError as error:
+            note(self._held())
+        except (OSError, WrongDirectory) as error:
             log.warning("ssd_deletion_not_kept", reason=_text(error))
 
 

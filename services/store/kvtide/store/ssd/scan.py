@@ -101,7 +101,7 @@ class Scan:
 
     def _is_alive(self, head: Head) -> bool:
         return not head.frame.dead and not self._deletions.cover(
-            head.header.tags, head.frame.written_ms
+            head.header.key, head.header.tags, head.frame.written_ms
         )
 
     def _is_good(self, fd: int, head: Head) -> bool:

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvtide.bus.messages import BlocksStaged, StageBlocks
-from kvtide.kv import BlockKey, Located
+from kvtide.kv import BlockKey, Located, SpaceTags
 from kvtide.store.events import Reply
 from kvtide.store.leases import Held
 from kvtide.store.ssd.books import Books
-from kvtide.store.ssd.events import DeletedSpace, ReadRecord, RecordDone
+from kvtide.store.ssd.events import ReadRecord, RecordDone
 
 MAX_STAGE_KEYS = 8192
 
@@ -259,15 +259,15 @@ class Staging:
             replies += self._answer(waiting)
         return replies
 
-    def delete(self, deleted: DeletedSpace) -> None:
+    def delete(self, covers: Callable[[BlockKey, SpaceTags], bool]) -> None:
         """Give what it covers to nobody any more; who reads it already may go on."""
         inventory = self._books.inventory
         for loading in self._loading.values():
-            if deleted.covers(inventory.space(loading.slot).tags):
+            if covers(loading.key, inventory.space(loading.slot).tags):
                 loading.unwanted = True
         self._forget_guests()
         for key, guest in list(self._guests.items()):
-            if deleted.covers(inventory.space(guest.slot).tags):
+            if covers(key, inventory.space(guest.slot).tags):
                 del self._guests[key]
 
     # ---- inside

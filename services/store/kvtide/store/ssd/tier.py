@@ -25,6 +25,7 @@ from kvtide.store.ssd.events import (
     Found,
     KillRecord,
     NoteDeleted,
+    NoteRemoved,
     OpenTier,
     RecordDone,
     SealSegment,
@@ -44,6 +45,7 @@ from kvtide.store.tally import Tally
 TierCommands = list[Reply | SsdCommand]
 ROWS_PAGE = 1000
 EVICT_SHARE = 64
+UNNOTED = 1000
 
 
 class SsdTier:
@@ -62,6 +64,7 @@ class SsdTier:
         burst = rules.write_bytes_per_s * rules.write_burst_s
         self._budget = WriteBudget(rules.write_bytes_per_s, burst)
         self._deletions = Deletions()
+        self._unnoted_keys: list[NoteRemoved] = []
         self._unnoted: dict[tuple[bytes | None, bytes | None], NoteDeleted] = {}
         self._write_due_s: float | None = None
         self._wrote_s = float("-inf")
@@ -88,7 +91,8 @@ class SsdTier:
                 self.health.opened()
                 # what was deleted while the directory was shut, or being read
                 commands += self._unnoted.values()
-                self._unnoted = {}
+                commands += self._unnoted_keys
+                self._unnoted, self._unnoted_keys = {}, []
             case TierFailed(reason):
                 self.health.out(reason, now_s)
             case RecordDone():
@@ -151,7 +155,7 @@ class SsdTier:
             return deleted.covers(spaces[entries.space(row)].tags)
 
         self.demotion.delete(covers)
-        self.staging.delete(deleted)
+        self.staging.delete(lambda _, tags: deleted.covers(tags))
         for row, state in enumerate(entries.state):
             if state == RowState.LIVE and covers(row):
                 books.drop(row, "deleted", now_s)
@@ -161,6 +165,28 @@ class SsdTier:
         self._deletions.add(deleted)
         if not self.health.readable:
             self._unnoted[deleted.tenant, deleted.model] = note
+            return []
+        return [note]
+
+    def remove(
+        self, keys: Sequence[BlockKey], until_ms: int, now_s: float
+    ) -> TierCommands:
+        """Drop single blocks; what is on disk of them stays away in later lives."""
+        books, gone = self.books, set(keys)
+        entries = books.entries
+        self.demotion.delete(lambda row: entries.key(row) in gone)
+        self.staging.delete(lambda key, _: key in gone)
+        for key in keys:
+            row = entries.find(key)
+            if row is not None:
+                books.drop(row, "removed", now_s)
+        if not self.rules.capacity_bytes or not keys:
+            return []
+        for key in keys:
+            self._deletions.add_key(key, until_ms)
+        note = NoteRemoved(tuple(keys), until_ms)
+        if not self.health.readable:
+            self._unnoted_keys = [*self._unnoted_keys, note][-UNNOTED:]
             return []
         return [note]
 
@@ -194,7 +220,7 @@ class SsdTier:
         if found.tail:
             self.books.segments.found(found.segment, found.tail)
         for record in found.records:
-            if not self._deletions.cover(record.tags, record.written_ms):
+            if not self._deletions.cover(record.key, record.tags, record.written_ms):
                 self.books.find_record(record, now_s)
 
     def _record_done(self, done: RecordDone, now_s: float) -> TierCommands:

@@ -1,0 +1,29 @@
+"""What people removed, kept in the catalog for the stores that are down meanwhile."""
+
+import asyncio
+
+from kvtide.bus.messages import BlockSelector
+from kvtide.catalog import Catalog, CatalogError, DeletionRow, catalog_url
+from kvtide.cli.found_blocks import CATALOG_LIMIT_S, NoCatalogError, is_missing
+from kvtide.runtime.settings import RoleSettings, hide_passwords
+
+
+async def keep_tombstone(
+    settings: RoleSettings, select: BlockSelector, until_s: float
+) -> None:
+    """Have stores that start later forget what fits and was stored until then.
+
+    Raises:
+        NoCatalogError: it is away, or there is none.
+    """
+    url = catalog_url(settings.catalog, settings.state_dir)
+    if is_missing(url):
+        raise NoCatalogError("there is no catalog at " + url.partition(":///")[2])
+    row = DeletionRow(select.tenant or b"", select.model or b"", until_s)
+    try:
+        async with asyncio.timeout(CATALOG_LIMIT_S), Catalog.open(url) as catalog:
+            await catalog.migrate()
+            await catalog.write([row])
+    except (CatalogError, TimeoutError) as error:
+        why = hide_passwords(str(error)) or "it does not answer"
+        raise NoCatalogError(f"the catalog can't be written: {why}") from error
