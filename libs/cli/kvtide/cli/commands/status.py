@@ -34,6 +34,11 @@ def show_status(settings: RoleSettings, *, as_json: bool, console: Console) -> N
     if as_json:
         console.print_json(msgspec.json.encode(reply).decode())
         return
+    print_status(reply, console)
+
+
+def print_status(reply: StatusReply, console: Console) -> None:
+    """For people."""
     console.print(_table(reply))
     console.print(summary(reply), highlight=False)
 
@@ -65,8 +70,11 @@ def summary(reply: StatusReply) -> str:
         if isinstance(load, GatewayLoad)
     )
     catching_up = "" if reply.exact else ", index catching up"
+    ssd_used = sum(load.ssd_used_bytes for load in stores)
+    ssd_total = sum(load.ssd_total_bytes for load in stores)
+    ssd = f", SSD {size(ssd_used)} of {size(ssd_total)}" if ssd_total else ""
     return (
-        f"{requests} open requests; cache {size(used)} of {size(capacity)}, "
+        f"{requests} open requests; cache {size(used)} of {size(capacity)}{ssd}, "
         f"{reply.indexed_blocks} blocks in {reply.indexed_copies} copies{catching_up}"
     )
 
@@ -104,10 +112,20 @@ def _load(load: Load, view: NodeView) -> str:
             )
         case StoreLoad():
             return (
-                f"{size(load.used_bytes)} of {size(load.capacity_bytes)}, "
+                f"{size(load.used_bytes)} of {size(load.capacity_bytes)}{_ssd(load)}, "
                 f"{view.blocks} blocks, {load.leases} leases"
             )
         case GatewayLoad():
             return f"{load.open_requests} open requests"
         case ConductorLoad():
             return f"{load.indexed_blocks} blocks indexed, {load.bookings} bookings"
+
+
+def _ssd(load: StoreLoad) -> str:
+    if load.ssd_state == "off":
+        return ""
+    text = f", SSD {size(load.ssd_used_bytes)} of {size(load.ssd_total_bytes)}"
+    if load.ssd_state == "ready":
+        return text
+    why = f": {load.ssd_reason}" if load.ssd_reason else ""
+    return escape(f"{text} ({load.ssd_state.replace('_', ' ')}{why})")
