@@ -17,7 +17,7 @@ from kvtide.transfer.lone import SMALL_BYTES
 from kvtide.transfer.mappings import Mappings
 from kvtide.transfer.regions import check_range
 from kvtide.transfer.requests import Request, in_loop
-from kvtide.transfer.shm import Attached
+from kvtide.transfer.shm import Attached, backed, present, unbacked
 from kvtide.transfer.transfer import Transfer
 
 log = logging.getLogger("kvtide.transfer")
@@ -33,6 +33,7 @@ LOOK_EVERY = 32
 """Small pieces are copied between two looks at whether that is still wanted."""
 
 _NOTHING = memoryview(b"")
+_MOST_SPREAD = 16
 
 AT_ONCE_IN_THREAD_BYTES = 16 << 20
 """A thread without a loop would only wait: it copies as much as this by itself."""
@@ -114,17 +115,21 @@ class SharedMover:
         writes, hopeless = request.writes, request.transfer.hopeless
         digests: list[int] = []
         known: RegionHandle | None = None
-        memory = _NOTHING
+        memory, base, sure = _NOTHING, 0, False
         places = zip(request.views, request.handles, request.offsets, strict=True)
         for here, handle, start in places:
             if handle is not known:
-                memory = self._reach(request, len(digests)).view
+                attached = self._reach(request, len(digests))
+                memory, base = attached.view, attached.address
+                sure = known is None and _is_there(request, attached)
                 known = handle
             end = start + len(here)
             if end > len(memory):
                 # the mapping's length is the owner's word, the handle's is the caller's
                 index = request.slice_index(len(digests))
                 check_range(start, len(here), len(memory), index)
+            if not sure and not backed(base + start, len(here), write=writes):
+                raise unbacked(len(here), request.slice_index(len(digests)))
             there = memory[start:end]
             target, source = (there, here) if writes else (here, there)
             if len(here) <= SMALL_BYTES:
@@ -331,3 +336,14 @@ def _distinct(handles: Sequence[RegionHandle]) -> Sequence[RegionHandle]:
     """One where all are the same, as is usual; else all."""
     first = handles[:1]
     return first if handles.count(first[0]) == len(handles) else handles
+
+
+def _is_there(request: Request, memory: Attached) -> bool:
+    """Whether many pieces, close to one another, all have memory: asked for at once."""
+    offsets, views = request.offsets, request.views
+    if len(views) == 1 or len(_distinct(request.handles)) > 1:
+        return False
+    first, last = min(offsets), max(map(add, offsets, map(len, views)))
+    if last > len(memory.view) or last - first > _MOST_SPREAD * request.nbytes:
+        return False
+    return present(memory.address + first, last - first)

@@ -26,6 +26,7 @@ from kvtide.transfer.interface import Notified, Observer
 from kvtide.transfer.rdma_owner import RdmaOwner
 from kvtide.transfer.rdma_wire import pack_pair, pack_reach, unpack_pair
 from kvtide.transfer.regions import Grant, RegionTable, check_range
+from kvtide.transfer.shm import unbacked
 from kvtide.transfer.wire import (
     HEAD_BYTES,
     Ask,
@@ -215,6 +216,8 @@ class Inbound:
             region = grants[at].region
             check_range(offset, length, region.length, index)
             if region.stage is None:
+                if not region.backed(offset, length, write=not fill):
+                    raise unbacked(length, index)
                 views.append(region.view[offset : offset + length])
                 continue
             window = region.stage.window(offset, length, fill=fill)
@@ -240,6 +243,8 @@ class Inbound:
         region = grant.region
         try:
             if region.stage is not None or offset + length > region.length:
+                return False
+            if not region.backed(offset, length, write=False):
                 return False
             self._using = (grant,)
             view = region.view[offset : offset + length]

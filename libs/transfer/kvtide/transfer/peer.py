@@ -255,7 +255,10 @@ class SocketPeer(TransferPeer):
         if there is None or offset + len(memory) > len(there.view):
             return False
         move = write_shared if writes else read_shared
-        transfer.done_at_once(move(there, offset, memory), "shm")
+        xxh3 = move(there, offset, memory)
+        if xxh3 is None:
+            return False
+        transfer.done_at_once(xxh3, "shm")
         self._ended(transfer)
         return True
 

@@ -15,6 +15,7 @@ from kvtide.transfer.errors import (
     TransferError,
 )
 from kvtide.transfer.handles import Access, RegionHandle
+from kvtide.transfer.shm import backed
 
 _MOST_CHECKED = 4096
 
@@ -60,6 +61,7 @@ class Region:
         self.location = location
         self.shm_name = shm_name
         self.view = view
+        self._address = address_of(view) if shm_name and len(view) else 0
         self._table = table
         self._backing = backing
 
@@ -104,10 +106,20 @@ class Region:
                 "the shared-memory file system larger or the region smaller"
             ) from error
 
+    def backed(self, offset: int, length: int, *, write: bool) -> bool:
+        """Whether a range inside can be used without this process being killed.
+
+        See ``shm.backed``.
+        """
+        at = self._address
+        return not at or backed(at + offset, length, write=write)
+
     def release(self, offset: int, length: int) -> None:
         """Give the memory behind a range back to the system; it reads as zeros.
 
-        Only whole pages inside the range are given back. Nobody may be using it.
+        Only whole pages inside the range are given back. Nobody may be using it: who
+        begins to read it later gets zeros, or an error where the shared memory is full;
+        who is in the middle of copying it when that gets full is killed.
 
         Raises:
             OutOfBounds: the range is not inside the region.

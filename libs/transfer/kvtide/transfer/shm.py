@@ -7,6 +7,7 @@ every owner looks dead, still leaves it alone.
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import hashlib
@@ -18,10 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtide.transfer.buffers import address_of
-from kvtide.transfer.errors import Refused, Unreachable
+from kvtide.transfer.errors import OutOfBounds, Refused, Unreachable
 
 _MOUNTS = Path("/proc/self/mountinfo")
+_MADV_POPULATE_READ = 22
 _MADV_POPULATE_WRITE = 23
+_PAGE_MASK = mmap.PAGESIZE - 1
+_PAGE_BITS = mmap.PAGESIZE.bit_length() - 1
+_ADDRESSES = (ctypes.c_size_t, ctypes.c_size_t)
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = (*_ADDRESSES, ctypes.c_int)
+# with the GIL held: what takes a microsecond is no reason to let go of it
+_mincore = ctypes.PyDLL(None).mincore
+_mincore.argtypes = (*_ADDRESSES, ctypes.c_char_p)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAME = re.compile(r"kvtide-([0-9a-f]{8})-(\d{1,10})-(\d{1,20})-[0-9a-f]{16}")
 
@@ -158,6 +168,46 @@ def _advise(mapping: mmap.mmap, shm_dir: Path) -> bool:
 def _fresh_name() -> str:
     pid = os.getpid()
     return f"kvtide-{boot_id()[:8]}-{pid}-{_start_ticks(pid)}-{secrets.token_hex(8)}"
+
+
+def backed(address: int, length: int, *, write: bool) -> bool:
+    """Whether mapped memory can be read, or written, without the process being killed.
+
+    A page of shared memory that nobody has touched, or that was given back, is made by
+    the first who touches it: where the file system is full the kernel ends him with
+    SIGBUS. Here it makes the pages, or says that it can't, which is false. A kernel
+    before 5.14 can't be asked to: true.
+
+    It is so at this moment: see ``Region.release`` for who must see to it that it stays.
+    """
+    if present(address, length):
+        return True
+    start = address & ~_PAGE_MASK
+    size = address + length - start
+    advice = _MADV_POPULATE_WRITE if write else _MADV_POPULATE_READ
+    if not _madvise(start, size, advice):
+        return True
+    return ctypes.get_errno() == errno.EINVAL
+
+
+def present(address: int, length: int) -> bool:
+    """Whether all pages of mapped memory are there, as they nearly always are.
+
+    The kernel says so to whoever may write to the file, as all who may open ours do.
+    """
+    start = address & ~_PAGE_MASK
+    size = address + length - start
+    found = (ctypes.c_char * ((size + _PAGE_MASK) >> _PAGE_BITS))()
+    return not _mincore(start, size, found) and b"\0" not in found.raw
+
+
+def unbacked(length: int, index: int) -> OutOfBounds:
+    """What to say of slice ``index`` where ``backed`` is false."""
+    return OutOfBounds(
+        f"nothing was ever written to some of {length} bytes, or they were given back, "
+        "and the shared memory is full",
+        slice_index=index,
+    )
 
 
 class Attached:
