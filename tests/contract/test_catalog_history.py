@@ -286,3 +286,16 @@ async def test_deleted_tenants_go_with_all_that_is_theirs(catalog: Catalog) -> N
     assert await catalog.tenants() == (kept,)
     assert await catalog.api_keys() == (own,)
     assert await catalog.quotas() == (QuotaRow(kept.tenant),)
+
+
+async def test_blocks_are_found_by_how_their_keys_begin(catalog: Catalog) -> None:
+    begins = (b"\x11", b"\x12", b"\x12", b"\xff")
+    names = [
+        BlockKey(begin + bytes([i]) * 15) for i, begin in enumerate(begins, start=0x80)
+    ]
+    await catalog.write([replace(BLOCK, key=name) for name in names])
+    ends = (BlockKey(b"\x12" + bytes(15)), BlockKey(b"\x12" + b"\xff" * 15))
+    found = await catalog.blocks(BlockQuery(key_range=ends))
+    assert [row.key for row in found] == names[1:3]
+    only = await catalog.blocks(BlockQuery(key_range=(names[3], names[3])))
+    assert [row.key for row in only] == names[3:]

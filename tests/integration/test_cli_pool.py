@@ -53,7 +53,9 @@ async def kvtide(here: World, *words: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-async def kvtide_process(here: World, *words: str) -> tuple[int, str]:
+async def kvtide_process(
+    here: World, *words: str, columns: str = "200"
+) -> tuple[int, str]:
     """As ``kvtide``, in a process of its own, where nobody is at a terminal."""
     flags = ("--nats", here.nats, "--state-dir", str(here.folder / "state"))
     process = await asyncio.create_subprocess_exec(
@@ -61,7 +63,7 @@ async def kvtide_process(here: World, *words: str) -> tuple[int, str]:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "COLUMNS": "200"},
+        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "COLUMNS": columns},
     )
     async with asyncio.timeout(60):
         out, _ = await process.communicate()
@@ -124,7 +126,7 @@ async def test_blocks_are_listed_shown_pinned_and_removed(here: World) -> None:
         assert "no catalog" in live["note"]
         first = chain[0].hex()
         code, out = await kvtide(here, "blocks", "pin", first, "--hard")
-        assert (code, out.strip()) == (0, "a: 1 of 1 pinned")
+        assert (code, out.strip()) == (0, "a: 1 of 1 blocks pinned")
         shown = await answer(here, "blocks", "show", first)
         assert [each["pinned"] for each in shown["blocks"]] == ["hard"]
         code, out = await kvtide(here, "blocks", "unpin", "--tenant", "t")
@@ -137,12 +139,45 @@ async def test_blocks_are_listed_shown_pinned_and_removed(here: World) -> None:
         code, out = await kvtide(here, "blocks", "remove")
         assert code == 2
         code, out = await kvtide(here, "blocks", "remove", "--tenant", "t", "--yes")
-        assert (code, out.strip()) == (0, "a: 6 of 6 removed")
+        assert (code, out.strip()) == (0, "a: 6 of 6 blocks removed, 6 copies")
         async with asyncio.timeout(20):
             while "went from a (dram)" not in out:
                 _, out = await kvtide(here, "blocks", "show", first)
         assert "removed" in out
         assert await why_gone(here) == [("removed", 6)]
+
+
+async def test_blocks_are_named_by_how_their_keys_begin(here: World) -> None:
+    chain = keys(6)
+    first = chain[0].hex()
+    async with node(here, "a"):
+        worker = await here.linked_worker("w", "host-a")
+        await worker.store_blocks(chain)
+        begin = 1
+        while any(each.hex().startswith(first[:begin]) for each in chain[1:]):
+            begin += 1
+        for away in ((), ("--cluster", "elsewhere")):
+            # once from the store, once from the catalog
+            async with asyncio.timeout(30):
+                code, out = 75, ""
+                while code != 0:
+                    words = ("blocks", "show", first[:begin], *away)
+                    code, out = await kvtide(here, *words)
+            assert out.count(first) == 1
+        code, out = await kvtide(here, "blocks", "show", first[: begin - 1] or "f0f0f0")
+        assert code == 2
+        assert "begin" in out
+        code, out = await kvtide(here, "blocks", "show", "f" * 20)
+        assert code == 2
+        assert "no block's key begins" in out
+        # a pipe is no terminal: a key is whole however narrow it is
+        code, out = await kvtide_process(here, "blocks", "list", columns="40")
+        assert all(key.hex() in out for key in chain), out
+        for source in ("catalog", "stores"):
+            words = ("blocks", "list", "--node", "nobody", "--source", source)
+            code, out = await kvtide(here, *words)
+            assert code == 2
+            assert "those that are: a" in out
 
 
 async def why_gone(here: World) -> list[tuple[str, int]]:
@@ -185,6 +220,7 @@ async def test_a_drain_without_room_says_so_and_serves_on(here: World) -> None:
         code, out = await kvtide(here, "drain", "a")
         assert code == 1
         assert "no other store has room for 6 blocks" in out
+        assert "--cancel" in out
         assert first.process.returncode is None
         await read_all(worker, copies, "a", chain)
         code, out = await kvtide(here, "drain", "a", "--cancel")

@@ -1,12 +1,20 @@
 """``kvtide blocks remove`` where stores are down, or the catalog is."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.pool_copies import Copies
 from tests.integration.pool_world import LAYOUT, Worker, World, keys, until
-from tests.integration.test_cli_pool import answer, follow, here, kvtide, node
+from tests.integration.test_cli_pool import (
+    answer,
+    follow,
+    here,
+    kvtide,
+    kvtide_process,
+    node,
+)
 
 from kvtide.bus.messages import StoreLoad
 from kvtide.kv import BlockKey, NodeId, Tier
@@ -95,6 +103,15 @@ async def test_what_is_removed_while_its_store_is_down_stays_removed(
         # those that were on the SSD by then
         assert await left(here)
         assert await left(here) <= {key.hex() for key in later}
+        # what is asked about is what is told
+        words = ("blocks", "remove", "--tenant", "t")
+        _, out = await kvtide_process(here, *words)
+        asked = re.search(r"Remove (\d+) blocks, (\d+) copies", out)
+        assert asked, out
+        blocks, copies_there = asked.groups()
+        code, out = await kvtide(here, *words, "--yes")
+        told = f"a: {blocks} of {blocks} blocks removed, {copies_there} copies"
+        assert (code, out.strip()) == (0, told)
 
 
 async def test_without_a_catalog_it_is_said_who_will_not_hear(
@@ -111,6 +128,6 @@ async def test_without_a_catalog_it_is_said_who_will_not_hear(
         await worker.store_blocks(keys(3))
         code, out = await kvtide(here, *words)
         assert code == 1
-        assert "a: 3 of 3 removed" in out
+        assert "a: 3 of 3 blocks removed" in out
         assert "only live stores heard of it" in out
         assert await left(here) == set()

@@ -29,7 +29,7 @@ class BlockOrder(StrEnum):
 class BlockQuery:
     """Which block rows: every field that is not None must match.
 
-    ``stored_before_s`` and ``used_before_s`` are for age, ``least_hits`` for heat.
+    ``key_range`` is the first and the last key; ``stored_before_s`` and ``used_before_s`` are for age, ``least_hits`` for heat.
     Pages go by (node, key, tier), in the order ``KEY`` only; ``after`` is the last row of
     the page before.
     """
@@ -39,6 +39,7 @@ class BlockQuery:
     model_tag: bytes | None = None
     tenant_tag: bytes | None = None
     key: BlockKey | None = None
+    key_range: tuple[BlockKey, BlockKey] | None = None
     stored_before_s: float | None = None
     used_before_s: float | None = None
     least_hits: int | None = None
@@ -124,6 +125,8 @@ def select_blocks(query: BlockQuery) -> Select[Any]:
     for name, value in wanted.items():
         if value is not None:
             statement = statement.where(blocks.c[name] == value)
+    if query.key_range is not None:
+        statement = statement.where(blocks.c.key.between(*query.key_range))
     if query.stored_before_s is not None:
         statement = statement.where(blocks.c.stored_at_s < query.stored_before_s)
     if query.used_before_s is not None:

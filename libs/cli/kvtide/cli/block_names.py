@@ -9,6 +9,7 @@ from kvtide.runtime import ConfigError
 
 TAG_BYTES = 16
 _SHORT = 8
+_DIGITS = "0123456789abcdef"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,23 @@ class BlockNames:
             "'kvtide blocks list --json' shows",
             key="model",
         )
+
+
+def key_range(text: str) -> tuple[BlockKey, BlockKey]:
+    """The first and the last key that begin so.
+
+    Raises:
+        ConfigError: none can begin so.
+    """
+    digits = 2 * KEY_BYTES
+    if not text or len(text) > digits or not set(text.lower()) <= set(_DIGITS):
+        raise ConfigError(
+            f"{text!r} is not how a block's key begins: that has {digits} hexadecimal "
+            "digits",
+            key="key",
+        )
+    first, last = text.ljust(digits, "0"), text.ljust(digits, "f")
+    return BlockKey(bytes.fromhex(first)), BlockKey(bytes.fromhex(last))
 
 
 def block_key(text: str) -> BlockKey:

@@ -19,7 +19,7 @@ from kvtide.catalog import (
 )
 from kvtide.cli.block_names import BlockNames
 from kvtide.cli.stores import list_blocks
-from kvtide.kv import NodeId, Tier
+from kvtide.kv import BlockKey, NodeId, Tier
 from kvtide.runtime import KvtideError
 from kvtide.runtime.settings import RoleSettings, hide_passwords
 
@@ -81,9 +81,6 @@ async def from_catalog(
     Raises:
         NoCatalogError: it is away, or there is none.
     """
-    url = catalog_url(settings.catalog, settings.state_dir)
-    if is_missing(url):
-        raise NoCatalogError("there is no catalog at " + url.partition(":///")[2])
     keys = wanted.select.keys
     query = BlockQuery(
         node=wanted.node,
@@ -97,14 +94,36 @@ async def from_catalog(
         order=wanted.order,
         limit=wanted.limit,
     )
+    rows = await _rows(settings, query, names)
+    return [_of_row(row, names, wall_s) for row in rows]
+
+
+async def catalog_keys(
+    settings: RoleSettings, first: BlockKey, last: BlockKey, limit: int
+) -> set[BlockKey]:
+    """Keys from ``first`` to ``last`` of the catalog's rows, of at most so many rows.
+
+    Raises:
+        NoCatalogError: it is away, or there is none.
+    """
+    query = BlockQuery(key_range=(first, last), limit=limit)
+    return {row.key for row in await _rows(settings, query)}
+
+
+async def _rows(
+    settings: RoleSettings, query: BlockQuery, names: BlockNames | None = None
+) -> tuple[BlockRow, ...]:
+    url = catalog_url(settings.catalog, settings.state_dir)
+    if is_missing(url):
+        raise NoCatalogError("there is no catalog at " + url.partition(":///")[2])
     try:
         async with asyncio.timeout(CATALOG_LIMIT_S), Catalog.open(url) as catalog:
-            names.learn(tenants=[row.tenant for row in await catalog.tenants()])
-            rows = await catalog.blocks(query)
+            if names is not None:
+                names.learn(tenants=[row.tenant for row in await catalog.tenants()])
+            return await catalog.blocks(query)
     except (CatalogError, TimeoutError) as error:
         why = hide_passwords(str(error)) or "it does not answer"
         raise NoCatalogError(f"the catalog can't be read: {why}") from error
-    return [_of_row(row, names, wall_s) for row in rows]
 
 
 def is_missing(url: str) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtide.bus.interface import Bus, Incoming
 from kvtide.bus.messages import (
@@ -62,6 +62,7 @@ class Outcome:
     matched: int = 0
     changed: int = 0
     refused: int = 0
+    copies: int = 0
     error: str = ""
 
 
@@ -134,27 +135,57 @@ async def list_blocks(
                 break
 
 
+async def keys_between(
+    bus: Bus, stores: Sequence[NodeId], first: BlockKey, last: BlockKey, limit: int
+) -> set[BlockKey]:
+    """At most ``limit`` keys of blocks at these stores, both ends included.
+
+    Raises:
+        NoStoreError: a store stops to answer.
+    """
+    found: set[BlockKey] = set()
+    for node in stores:
+        # a page begins after a key: the first one is asked for by name
+        exact = ListBlocks(select=BlockSelector(keys=(first,)))
+        question, after = exact, first
+        while len(found) < limit:
+            page = await ask_store(bus, node, question)
+            if not isinstance(page, BlockPage):
+                break
+            keys = [block.located.key for block in page.blocks]
+            found.update(key for key in keys if key <= last)
+            if question is not exact:
+                if page.next_key is None or page.next_key >= last:
+                    break
+                after = page.next_key
+            question = ListBlocks(select=BlockSelector(), after=after, limit=limit)
+    return set(sorted(found)[:limit])
+
+
 Change = PinBlocks | UnpinBlocks | RemoveBlocks
 
 
 async def change_blocks(bus: Bus, node: NodeId, change: Change) -> Outcome:
     """Have one store make a change, page by page; never raises for a store."""
-    matched = changed = refused = 0
+    total = Outcome(node)
     after: BlockKey | None = None
     while True:
         try:
             done = await ask_store(bus, node, _page(change, after))
         except NoStoreError as error:
-            return Outcome(node, matched, changed, refused, str(error))
+            return replace(total, error=str(error))
         if not isinstance(done, BlocksDone):
-            kind = type(done).__name__
-            return Outcome(node, matched, changed, refused, f"it answered {kind}")
-        matched += done.matched
-        changed += done.changed
-        refused += done.refused
+            return replace(total, error=f"it answered {type(done).__name__}")
+        total = Outcome(
+            node,
+            total.matched + done.matched,
+            total.changed + done.changed,
+            total.refused + done.refused,
+            total.copies + done.copies,
+        )
         after = done.next_key
         if after is None:
-            return Outcome(node, matched, changed, refused)
+            return total
 
 
 def _page(change: Change, after: BlockKey | None) -> Change:

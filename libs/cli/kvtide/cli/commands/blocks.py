@@ -14,24 +14,27 @@ from kvtide.bus.interface import Bus
 from kvtide.bus.messages import BlockSelector
 from kvtide.catalog import Catalog, CatalogError, RemovalQuery, RemovalRow, catalog_url
 from kvtide.cli.access import NoNatsError, open_bus
-from kvtide.cli.block_names import BlockNames, block_key
+from kvtide.cli.block_names import BlockNames, key_range
 from kvtide.cli.found_blocks import (
     CATALOG_LIMIT_S,
     NoCatalogError,
     ShownBlock,
     Source,
     Wanted,
+    catalog_keys,
     from_catalog,
     from_stores,
     is_missing,
 )
 from kvtide.cli.sizes import size
-from kvtide.cli.stores import NoStoreError, Seen, look_around
-from kvtide.kv import BlockKey, NodeId, TenantId
-from kvtide.runtime import SystemClock
+from kvtide.cli.stores import NoStoreError, Seen, keys_between, look_around
+from kvtide.kv import KEY_BYTES, BlockKey, NodeId, TenantId
+from kvtide.runtime import ConfigError, SystemClock
 from kvtide.runtime.settings import RoleSettings
 
 HISTORY = 10
+WIDE = 1000
+ROWS = 1000
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
 
 
@@ -68,7 +71,7 @@ def list_found(
         console.print_json(msgspec.json.encode(found).decode())
         return
     _say(console, found)
-    console.print(block_table(found.blocks))
+    print_blocks(console, found.blocks)
 
 
 def show_one(
@@ -78,10 +81,11 @@ def show_one(
 
     Raises:
         NoCatalogError, NoNatsError, NoStoreError: nobody can say.
-        ConfigError: it is no key.
+        ConfigError: it is no key, and not the beginning of one block's alone.
     """
-    key = block_key(text)
-    asked = Asked(Wanted(BlockSelector(), limit=1000), key=text, source=Source.STORES)
+    key = asyncio.run(_whole_key(settings, text))
+    wanted = Wanted(BlockSelector(), limit=1000)
+    asked = Asked(wanted, key=key.hex(), source=Source.STORES)
     try:
         found = asyncio.run(_find(settings, asked))
     except (NoNatsError, NoStoreError) as error:
@@ -93,9 +97,38 @@ def show_one(
         console.print_json(msgspec.json.encode(shown).decode())
     else:
         _say(console, found)
-        console.print(block_table(found.blocks))
+        print_blocks(console, found.blocks)
         _print_removals(console, gone)
     return 0 if found.blocks or gone else 1
+
+
+async def _whole_key(settings: RoleSettings, text: str) -> BlockKey:
+    """A key by its beginning, if one block's alone begins so."""
+    first, last = key_range(text)
+    if first == last:
+        return first
+    async with AsyncExitStack() as stack:
+        bus, missing = await _live(stack, settings)
+        found: set[BlockKey] | None = None
+        if bus is not None:
+            try:
+                stores = _of(await look_around(bus), None)
+                found = await keys_between(bus, stores, first, last, HISTORY)
+            except NoStoreError as error:
+                missing = str(error)
+        if found is None:
+            try:
+                found = await catalog_keys(settings, first, last, ROWS)
+            except NoCatalogError as error:
+                raise NoStoreError(f"{missing}; {error}") from error
+    if len(found) == 1:
+        return found.pop()
+    if not found:
+        message = f"no block's key begins with {text}; name one that went in full"
+    else:
+        keys = ", ".join(sorted(key.hex() for key in found))
+        message = f"the keys of several blocks begin with {text}: {keys}"
+    raise ConfigError(message, key="key")
 
 
 async def _find(settings: RoleSettings, asked: Asked) -> BlockList:
@@ -122,6 +155,9 @@ async def _find(settings: RoleSettings, asked: Asked) -> BlockList:
             try:
                 wall_s = SystemClock().wall()
                 blocks = await from_catalog(settings, names, wanted, wall_s)
+                if not blocks and seen is not None:
+                    # a store that is down may have rows; one without is a slip
+                    _of(seen, wanted.node)
                 return BlockList(source="catalog", blocks=tuple(blocks))
             except NoCatalogError as error:
                 if asked.source is Source.CATALOG:
@@ -139,7 +175,9 @@ def _of(seen: Seen, node: NodeId | None) -> list[NodeId]:
     if node is None:
         return names
     if node not in names:
-        raise NoStoreError(f"no store {node!r} is live; those that are: {names}")
+        live = ", ".join(names) or "none"
+        message = f"no store {node!r} is live; those that are: {live}"
+        raise ConfigError(message, key="node")
     return [node]
 
 
@@ -168,11 +206,21 @@ async def _removals(settings: RoleSettings, key: BlockKey) -> tuple[RemovalRow, 
 # ---- for people
 
 
+def print_blocks(console: Console, blocks: tuple[ShownBlock, ...]) -> None:
+    """Every key in full: on a terminal the rest wraps, elsewhere a copy has one line."""
+    table = block_table(blocks)
+    if console.is_terminal:
+        console.print(table)
+    else:
+        console.print(table, width=WIDE, crop=False, no_wrap=True)
+
+
 def block_table(blocks: tuple[ShownBlock, ...]) -> Table:
     """One copy a row."""
     table = Table(box=None)
-    for title in ("key", "node", "tier", "tenant", "model"):
-        table.add_column(title)
+    table.add_column("key", no_wrap=True, min_width=2 * KEY_BYTES)
+    for title in ("node", "tier", "tenant", "model"):
+        table.add_column(title, overflow="fold")
     for title in ("tokens", "size", "uses", "age", "idle"):
         table.add_column(title, justify="right")
     table.add_column("kept")

@@ -244,7 +244,9 @@ def _message(
 
 def _say(console: Console, deed: Deed, outcome: Outcome) -> None:
     done = {Deed.PIN: "pinned", Deed.UNPIN: "unpinned", Deed.REMOVE: "removed"}[deed]
-    text = f"{outcome.node}: {outcome.changed} of {outcome.matched} {done}"
+    text = f"{outcome.node}: {outcome.changed} of {outcome.matched} blocks {done}"
+    if deed is Deed.REMOVE:
+        text += f", {outcome.copies} copies"
     if outcome.refused:
         text += f", {outcome.refused} refused"
     if outcome.error:

@@ -98,7 +98,7 @@ async def _follow(bus: Bus, node: NodeId, say: Callable[[str], None]) -> int:
             say(text)
         full = full + 1 if state.phase is DrainPhase.NO_ROOM else 0
         if full >= NO_ROOM_TRIES:
-            say(f"{node} goes on serving, and moves them as soon as there is room")
+            say(stuck(node))
             return FAILED
         await asyncio.sleep(POLL_S)
     if state.phase is not DrainPhase.LEAVING:
@@ -114,6 +114,15 @@ async def _ask(bus: Bus, node: NodeId, message: Message) -> DrainState:
     if not isinstance(reply, DrainState):
         raise NoStoreError(f"{node} answered with {type(reply).__name__}")
     return reply
+
+
+def stuck(node: str) -> str:
+    """What it means that there is no room, and what to do."""
+    return (
+        f"{node} goes on serving what it has, and moves it as soon as there is room; "
+        f"until then workers on its host pool nothing new. "
+        f"'kvtide drain {node} --cancel' has it stay, '--force' leaves blocks behind"
+    )
 
 
 def describe(node: str, state: DrainState) -> str:
