@@ -4,12 +4,13 @@ import asyncio
 import ctypes
 import logging
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from kvtide.runtime import Clock
 from kvtide.transfer.alarm import Alarm
@@ -33,12 +34,15 @@ from kvtide.transfer.interface import Notified, Observer, PeerGone, TransferEndp
 from kvtide.transfer.nics import card_towards
 from kvtide.transfer.own_ways import OwnWays, System
 from kvtide.transfer.peer import PeerSetup, SocketPeer
+from kvtide.transfer.quiet import QuietObserver
 from kvtide.transfer.regions import Region, RegionTable
 from kvtide.transfer.registrar import Registrar
 from kvtide.transfer.server import Identity, Server
 from kvtide.transfer.shm import shm_host, sweep_shm
+from kvtide.transfer.teller import Teller
 from kvtide.transfer.tls import TlsFiles, load as load_tls
 from kvtide.transfer.topology import Topology, home
+from kvtide.transfer.turns import Turns
 from kvtide.transfer.verbs import Device
 from kvtide.transfer.ways import Surroundings
 from kvtide.transfer.wire import pack_ways
@@ -94,11 +98,15 @@ class Endpoint(TransferEndpoint):
         """Nothing is opened before ``start``.
 
         Raises:
-            ValueError: the secret is short, or the node's name is empty or long.
+            ValueError: the secret is short, the node's name is empty or long, or the
+                epoch is negative or of more than 64 bits.
             ConfigError: the TLS files are missing or wrong.
         """
         if not 1 <= len(node.encode()) <= 255:  # noqa: PLR2004
             message = "a node's name has 1 to 255 bytes"
+            raise ValueError(message)
+        if not 0 <= epoch < 1 << 64:
+            message = f"an epoch is a number of 64 bits, not {epoch}"
             raise ValueError(message)
         self.node = node
         self.epoch = epoch
@@ -110,7 +118,8 @@ class Endpoint(TransferEndpoint):
         mint = CapabilityMint(derive_key(secret, "capability"), node, epoch)
         self._table = RegionTable(mint, clock)
         self._lanes = lanes
-        self._observer = observer
+        quiet = None if observer is None else QuietObserver(observer)
+        self._observer = quiet
         self._topology = topology or Topology({})
         self._home = home() if location is None else location
         system = system or System()
@@ -119,24 +128,23 @@ class Endpoint(TransferEndpoint):
         self._tls = None if tls is None else load_tls(tls)
         self._alarm = Alarm(clock)
         self._copiers = ThreadPoolExecutor(copy_threads, "transfer-copy")
+        self._teller = Teller()
         self._server = Server(
             Identity(node, epoch, self._key, self._tls),
             self._table,
             clock,
-            observer=observer,
+            observer=quiet,
             most_connections=most_connections,
-            peer_gone=self._peer_gone,
-            notified=self._notified,
+            peer_gone=self._teller.gone,
+            notified=self._teller.notified,
         )
         self._lock = threading.Lock()
-        # by node and epoch: a lock, and how many dial or wait to
-        self._dialling: dict[tuple[str, int], tuple[threading.Lock, int]] = {}
+        self._turns = Turns(clock)
         self._peers: dict[tuple[str, int], SocketPeer] = {}
         self._ended_peers: list[SocketPeer] = []
         self._given_up: dict[str, GivenUp] = {}
-        self._callbacks: list[PeerGone] = []
-        self._listeners: list[Notified] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
+        # regions that peers still used when they were taken back
+        self._used: list[Region] = []
         self._address: EndpointAddress | None = None
         self._closed = False
 
@@ -155,7 +163,32 @@ class Endpoint(TransferEndpoint):
             OSError: the port is taken, or the host is not ours; the message says.
             Refused, Unreachable: an RDMA device that was asked for can't be used.
         """
-        self._loop = asyncio.get_running_loop()
+        self._begin(asyncio.get_running_loop())
+
+    def start_blocking(self) -> None:
+        """``start`` without asyncio; done by ``with Endpoint(...)``, which ends it too.
+
+        ``on_notification`` and ``on_peer_gone`` are then called in a thread of the
+        endpoint's, one after the other. Raises as ``start``.
+        """
+        self._begin(None)
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self.start_blocking()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close_blocking()
+
+    def _begin(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._teller.start(loop)
         if self._shm_dir is not None:
             removed = sweep_shm(self._shm_dir)
             if removed:
@@ -188,6 +221,7 @@ class Endpoint(TransferEndpoint):
                 return
             self._closed = True
             peers = [*self._peers.values(), *self._ended_peers]
+        self._teller.close()
         for peer in peers:
             peer.close()
         self._server.close()
@@ -196,6 +230,8 @@ class Endpoint(TransferEndpoint):
         self._own.close()
         for region in self._table.regions():
             self._table.retire(region)
+            region.dispose()
+        for region in self._used:
             region.dispose()
         self._registrar.close()
 
@@ -288,16 +324,30 @@ class Endpoint(TransferEndpoint):
     def deregister_blocking(self, region: Region) -> None:
         """``deregister`` for threads."""
         self._table.retire(region)
+        used = self._still_used(region)
+        if self._own.rdma is not None:
+            self._own.rdma.forget(region.number)
+        self._server.region_gone(region)
+        if used is not None and region.staged:
+            # a GPU's copy may still need its pinned memory
+            self._used.append(region)
+        else:
+            # memory of ours stays mapped while somebody looks at it
+            region.dispose()
+        if used is not None:
+            raise used
+
+    def _still_used(self, region: Region) -> TimedOut | None:
         try:
             self._table.wait_unused(region, DEREGISTER_S)
         except TimedOut:
             # a peer that reads this slowly loses its connection instead
             self._server.drop_users(region)
-            self._table.wait_unused(region, DEREGISTER_S)
-        if self._own.rdma is not None:
-            self._own.rdma.forget(region.number)
-        self._server.region_gone(region)
-        region.dispose()
+            try:
+                self._table.wait_unused(region, DEREGISTER_S)
+            except TimedOut as error:
+                return error
+        return None
 
     async def connect(
         self, address: EndpointAddress, *, timeout_s: float = 5.0
@@ -326,39 +376,16 @@ class Endpoint(TransferEndpoint):
                 f"the peer speaks protocol {address.protocol}, we speak {PROTOCOL}",
                 node=address.node,
             )
-        with self._turn_to_dial(address, deadline_s):
+        with self._turns.of((address.node, address.epoch), deadline_s):
             return self._cached(address) or self._open(address, deadline_s)
-
-    @contextmanager
-    def _turn_to_dial(
-        self, address: EndpointAddress, deadline_s: float
-    ) -> Generator[None]:
-        """One at a time for each peer; nothing is kept of those dialled in vain."""
-        key = (address.node, address.epoch)
-        with self._lock:
-            turn, users = self._dialling.get(key, (threading.Lock(), 0))
-            self._dialling[key] = (turn, users + 1)
-        wait_s = max(0.0, deadline_s - self._clock.monotonic())
-        mine = turn.acquire(timeout=wait_s)
-        try:
-            if not mine:
-                raise TimedOut(f"no answer within {wait_s:g} s", node=address.node)
-            yield
-        finally:
-            if mine:
-                turn.release()
-            with self._lock:
-                turn, users = self._dialling.pop(key)
-                if users > 1:
-                    self._dialling[key] = (turn, users - 1)
 
     def on_peer_gone(self, callback: PeerGone) -> None:
         """See ``TransferEndpoint.on_peer_gone``."""
-        self._callbacks.append(callback)
+        self._teller.on_gone(callback)
 
     def on_notification(self, callback: Notified) -> None:
         """See ``TransferEndpoint.on_notification``."""
-        self._listeners.append(callback)
+        self._teller.on_notified(callback)
 
     def _cached(self, address: EndpointAddress) -> SocketPeer | None:
         with self._lock:
@@ -417,23 +444,3 @@ class Endpoint(TransferEndpoint):
                 del self._peers[key]
             if not self._closed:
                 self._ended_peers.append(peer)
-
-    def _peer_gone(self, node: str, epoch: int) -> None:
-        loop = self._loop
-        if self._closed or loop is None or loop.is_closed():
-            return
-        loop.call_soon_threadsafe(self._tell_peer_gone, node, epoch)
-
-    def _notified(self, node: str, epoch: int, message: bytes) -> None:
-        loop = self._loop
-        if self._closed or loop is None or loop.is_closed():
-            return
-        loop.call_soon_threadsafe(self._tell_listeners, node, epoch, message)
-
-    def _tell_listeners(self, node: str, epoch: int, message: bytes) -> None:
-        for callback in self._listeners:
-            callback(node, epoch, message)
-
-    def _tell_peer_gone(self, node: str, epoch: int) -> None:
-        for callback in self._callbacks:
-            callback(node, epoch)

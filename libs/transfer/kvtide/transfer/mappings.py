@@ -37,6 +37,8 @@ class Mappings:
         self._lock = threading.Lock()
         self._attached: dict[tuple[int, bool], Attached] = {}
         self._rights: dict[tuple[int, bytes, bool], Right] = {}
+        # of regions that went while the owner was asked; nothing needs the others
+        self._under_way = 0
         self._gone: set[int] = set()
         self._closed = False
 
@@ -90,8 +92,27 @@ class Mappings:
         grant = (handle.region, handle.capability)
         # the piece's offset says whether writing is wanted
         ask = Ask([grant], [(0, int(access is Access.WRITE), 0)], "map")
-        length, left_s, name = unpack_mapped(self._ask(pack_ask(ask)))
-        expires_s = None if left_s is None else self._clock.monotonic() + left_s
+        with self._lock:
+            self._under_way += 1
+        try:
+            length, left_s, name = unpack_mapped(self._ask(pack_ask(ask)))
+            expires_s = None if left_s is None else self._clock.monotonic() + left_s
+            return self._attach(handle, name, length, expires_s, writable=writable)
+        finally:
+            with self._lock:
+                self._under_way -= 1
+                if not self._under_way:
+                    self._gone.clear()
+
+    def _attach(
+        self,
+        handle: RegionHandle,
+        name: str,
+        length: int,
+        expires_s: float | None,
+        *,
+        writable: bool,
+    ) -> Right:
         with self._lock:
             if self._closed:
                 raise Unreachable("the peer is gone", node=self._node, path="shm")
@@ -110,7 +131,8 @@ class Mappings:
     def forget(self, region: int) -> None:
         """The owner took the region back."""
         with self._lock:
-            self._gone.add(region)
+            if self._under_way:
+                self._gone.add(region)
             for writable in (False, True):
                 self._attached.pop((region, writable), None)
             for key in [key for key in self._rights if key[0] == region]:

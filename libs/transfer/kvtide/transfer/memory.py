@@ -24,6 +24,7 @@ from kvtide.transfer.interface import (
     TransferEndpoint,
 )
 from kvtide.transfer.memory_peer import PATH, FaultPlan, MemoryPeer, no_fault
+from kvtide.transfer.quiet import QuietObserver
 from kvtide.transfer.regions import Region, RegionTable
 
 
@@ -86,7 +87,8 @@ class MemoryEndpoint(TransferEndpoint):
         self.fabric = fabric
         self.clock = fabric.clock
         self.key = derive_key(secret, "authentication")
-        self.observer = observer
+        quiet = None if observer is None else QuietObserver(observer)
+        self.observer: Observer | None = quiet
         mint = CapabilityMint(derive_key(secret, "capability"), self.node, self.epoch)
         self.table = RegionTable(mint, fabric.clock)
         self.tasks = TaskScope()

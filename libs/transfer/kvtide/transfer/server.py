@@ -139,29 +139,48 @@ class Server:
                 log.warning("accept failed: %s", error)
                 threading.Event().wait(0.1)
                 continue
-            self._admit_stranger(sock, f"{where[0]}:{where[1]}")
+            try:
+                self._admit_stranger(sock, f"{where[0]}:{where[1]}")
+            except Exception:
+                # one connection less, but the port goes on
+                log.exception("taking a connection failed")
+                sock.close()
 
     def _admit_stranger(self, sock: socket.socket, where: str) -> None:
+        reason = ""
         with self._lock:
-            if self._closing or self._unproved >= MOST_UNPROVED:
-                full = not self._closing
+            if self._closing:
+                sock.close()
+            elif self._unproved >= MOST_UNPROVED:
+                sock.close()
+                reason = "too many connections wait for their proof"
             else:
-                full = None
-                channel = channel_for(sock, self._identity.tls, server=True)
-                self._unproved += 1
-                self._inbound[channel] = None
-                thread = threading.Thread(
-                    target=self._run,
-                    args=(channel, where),
-                    name=f"transfer-in-{where}",
-                    daemon=True,
-                )
-                self._threads.add(thread)
-                thread.start()
-        if full is not None:
-            sock.close()
-            if full:
-                self._refused(where, "too many connections wait for their proof")
+                reason = self._begin(sock, where)
+        if reason:
+            self._refused(where, reason)
+
+    def _begin(self, sock: socket.socket, where: str) -> str:
+        """Give a connection its thread; why it can't be, else "". With the lock held."""
+        channel = channel_for(sock, self._identity.tls, server=True)
+        thread = threading.Thread(
+            target=self._run,
+            args=(channel, where),
+            name=f"transfer-in-{where}",
+            daemon=True,
+        )
+        self._unproved += 1
+        self._inbound[channel] = None
+        self._threads.add(thread)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as error:
+            # the limit of threads, which passes
+            self._unproved -= 1
+            del self._inbound[channel]
+            self._threads.discard(thread)
+            channel.close()
+            return f"there is no thread for it: {error}"
+        return ""
 
     def _run(self, channel: Channel, where: str) -> None:
         session: Session | None = None

@@ -98,6 +98,10 @@ class TcpCarrier(Carrier):
                     self._receive(request, request.transfer)
             except (TransferError, OSError) as broken:
                 self._drop(broken)
+            except Exception as error:
+                # as in ``_drive``
+                log.exception("a request failed on a TCP rail")
+                self._give_up(request, error)
         finally:
             driver.turn.release()
         if in_flight or self._inbox:

@@ -1,6 +1,7 @@
 """One batch of reads or writes under way: awaitable, pollable, cancellable."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Generator, Sequence
 
@@ -9,6 +10,8 @@ from kvtide.transfer.buffers import SliceDigest
 from kvtide.transfer.errors import Cancelled, TimedOut, TransferError
 from kvtide.transfer.handles import Operation, Priority, TransferResult
 from kvtide.transfer.plan import Piece
+
+log = logging.getLogger("kvtide.transfer")
 
 Abort = Callable[["Transfer"], None]
 """Stops the parts of a transfer that wait or run; each still settles."""
@@ -320,4 +323,8 @@ class Transfer:
             self._ended(self)
         if callbacks is not None:
             for callback in callbacks:
-                callback()
+                try:
+                    callback()
+                except Exception:
+                    # the others wait for theirs
+                    log.exception("a callback at a transfer's end failed")
