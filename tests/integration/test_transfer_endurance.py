@@ -129,4 +129,4 @@ async def test_nothing_is_kept_of_peers_dialled_in_vain() -> None:
         for epoch in range(20):
             with pytest.raises(Unreachable):
                 await reader.connect(replace(address, epoch=epoch))
-        assert vars(reader)["_dialling"] == {}
+        assert vars(vars(reader)["_turns"])["_dialling"] == {}

@@ -37,7 +37,7 @@ from kvtide.transfer.peer import PeerSetup, SocketPeer
 from kvtide.transfer.quiet import QuietObserver
 from kvtide.transfer.regions import Region, RegionTable
 from kvtide.transfer.registrar import Registrar
-from kvtide.transfer.server import Identity, Server
+from kvtide.transfer.server import Identity, Server, check_identity
 from kvtide.transfer.shm import shm_host, sweep_shm
 from kvtide.transfer.teller import Teller
 from kvtide.transfer.tls import TlsFiles, load as load_tls
@@ -102,12 +102,7 @@ class Endpoint(TransferEndpoint):
                 epoch is negative or of more than 64 bits.
             ConfigError: the TLS files are missing or wrong.
         """
-        if not 1 <= len(node.encode()) <= 255:  # noqa: PLR2004
-            message = "a node's name has 1 to 255 bytes"
-            raise ValueError(message)
-        if not 0 <= epoch < 1 << 64:
-            message = f"an epoch is a number of 64 bits, not {epoch}"
-            raise ValueError(message)
+        check_identity(node, epoch)
         self.node = node
         self.epoch = epoch
         self._clock = clock
@@ -118,8 +113,7 @@ class Endpoint(TransferEndpoint):
         mint = CapabilityMint(derive_key(secret, "capability"), node, epoch)
         self._table = RegionTable(mint, clock)
         self._lanes = lanes
-        quiet = None if observer is None else QuietObserver(observer)
-        self._observer = quiet
+        self._observer = None if observer is None else QuietObserver(observer)
         self._topology = topology or Topology({})
         self._home = home() if location is None else location
         system = system or System()
@@ -133,7 +127,7 @@ class Endpoint(TransferEndpoint):
             Identity(node, epoch, self._key, self._tls),
             self._table,
             clock,
-            observer=quiet,
+            observer=self._observer,
             most_connections=most_connections,
             peer_gone=self._teller.gone,
             notified=self._teller.notified,

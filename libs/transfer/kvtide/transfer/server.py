@@ -38,6 +38,16 @@ class Identity:
     tls: Tls | None
 
 
+def check_identity(node: str, epoch: int) -> None:
+    """Raise ValueError for a name or an epoch that no frame has room for."""
+    if not 1 <= len(node.encode()) <= 255:  # noqa: PLR2004
+        message = "a node's name has 1 to 255 bytes"
+        raise ValueError(message)
+    if not 0 <= epoch < 1 << 64:
+        message = f"an epoch is a number of 64 bits, not {epoch}"
+        raise ValueError(message)
+
+
 class Server:
     """The listening socket and all inbound connections of one endpoint."""
 
