@@ -76,9 +76,9 @@ def test_a_store_that_always_evicts_is_only_slow() -> None:
 
 
 def test_workers_that_wake_and_write_into_slots_of_others_change_no_answer() -> None:
-    stalls, shape = Trouble(stalls=12), Shape(hosts=1, store_slots=12, prefills=4)
+    stalls, shape = Trouble(stalls=12), Shape(hosts=1, store_slots=24, prefills=2)
     reports = [
-        Scenario(seed, stalls, shape=shape, questions=40).run() for seed in SEEDS
+        Scenario(seed, stalls, shape=shape, questions=80).run() for seed in SEEDS
     ]
     judged(reports)
     assert sum(report.strays for report in reports) > 0
