@@ -14,6 +14,7 @@ from kvtide.cli.benches import bench_app
 from kvtide.cli.commands.plan import plan
 from kvtide.cli.commands.sim import sim_app
 from kvtide.cli.exits import leave
+from kvtide.cli.flags import CatalogUrl, Cluster, Config, Json, Nats, StateDir
 from kvtide.cli.pool_commands import blocks_app, drain
 
 app = typer.Typer(
@@ -40,39 +41,6 @@ FLAGGED = {
     "store": "Run a store: keeps KV blocks, the pool on this host.",
     "worker": "Run prefill and decode in one process, with one loaded model.",
 }
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Config = Annotated[
-    str | None,
-    typer.Option(
-        "--config",
-        help="TOML file with settings. Default: $KVTIDE_CONFIG.",
-        metavar="PATH",
-        show_default=False,
-    ),
-]
-Nats = Annotated[
-    str | None,
-    typer.Option(
-        help="URL of the NATS server. Default: that of kvtide up.", show_default=False
-    ),
-]
-Cluster = Annotated[
-    str | None,
-    typer.Option(help="Name of the cluster. Default: local.", show_default=False),
-]
-CatalogUrl = Annotated[
-    str | None,
-    typer.Option(
-        help="SQLAlchemy URL. Default: SQLite in the state folder.", show_default=False
-    ),
-]
-StateDir = Annotated[
-    str | None,
-    typer.Option(
-        help="The state folder. Default: ~/.kvtide.", metavar="PATH", show_default=False
-    ),
-]
 
 
 @app.command()

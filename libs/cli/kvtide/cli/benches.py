@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from kvtide.cli.exits import leave
+from kvtide.cli.flags import Json
 
 USUAL = "serving"
 
@@ -26,8 +27,6 @@ bench_app = typer.Typer(
     "transfers.",
     cls=UsualCommand,
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @bench_app.command(USUAL)

@@ -6,44 +6,13 @@ from typing import Annotated
 import typer
 
 from kvtide.cli.exits import leave
+from kvtide.cli.flags import CatalogUrl, Cluster, Config, Json, Nats, StateDir
 
 blocks_app = typer.Typer(
     help="Look at the blocks of the pool, keep them, and remove them.",
     no_args_is_help=True,
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Config = Annotated[
-    str | None,
-    typer.Option(
-        "--config",
-        help="TOML file with settings. Default: $KVTIDE_CONFIG.",
-        metavar="PATH",
-        show_default=False,
-    ),
-]
-Nats = Annotated[
-    str | None,
-    typer.Option(
-        help="URL of the NATS server. Default: that of kvtide up.", show_default=False
-    ),
-]
-Cluster = Annotated[
-    str | None,
-    typer.Option(help="Name of the cluster. Default: local.", show_default=False),
-]
-CatalogUrl = Annotated[
-    str | None,
-    typer.Option(
-        help="SQLAlchemy URL. Default: SQLite in the state folder.", show_default=False
-    ),
-]
-StateDir = Annotated[
-    str | None,
-    typer.Option(
-        help="The state folder. Default: ~/.kvtide.", metavar="PATH", show_default=False
-    ),
-]
 Node = Annotated[str | None, typer.Option(help="This store only.", show_default=False)]
 Tenant = Annotated[
     str | None, typer.Option(help="Its blocks only.", show_default=False)
