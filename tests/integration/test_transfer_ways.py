@@ -42,22 +42,30 @@ async def until_ways(peer: SocketPeer, *names: str) -> None:
 # ---- hosts: all of 127.0.0.0/8 leads here
 
 
+def owner_on(cards: list[str]) -> Endpoint:
+    """Not yet started: an owner that is reached at whatever is in ``cards`` now."""
+    return Endpoint(
+        node="owner",
+        epoch=1,
+        secret=SECRET,
+        clock=CLOCK,
+        shm_dir=None,
+        listen_host="0.0.0.0",
+        advertise_host=ALL_CARDS,
+        system=System(hosts=lambda: tuple(cards)),
+    )
+
+
+def reader_by_tcp() -> Endpoint:
+    """Not yet started: a reader that shares no memory."""
+    return Endpoint(node="reader", epoch=1, secret=SECRET, clock=CLOCK, shm_dir=None)
+
+
 async def test_a_card_that_appears_is_used_and_one_that_goes_is_left() -> None:
     cards = ["127.0.0.1"]
     async with (
-        Endpoint(
-            node="owner",
-            epoch=1,
-            secret=SECRET,
-            clock=CLOCK,
-            shm_dir=None,
-            listen_host="0.0.0.0",
-            advertise_host=ALL_CARDS,
-            system=System(hosts=lambda: tuple(cards)),
-        ) as owner,
-        Endpoint(
-            node="reader", epoch=1, secret=SECRET, clock=CLOCK, shm_dir=None
-        ) as reader,
+        owner_on(cards) as owner,
+        reader_by_tcp() as reader,
     ):
         data = os.urandom(32 * MIB)
         region = owner.register(data, name="arena")
@@ -259,19 +267,8 @@ async def test_memory_takes_the_near_device(owner: Endpoint, fabric: Fabric) -> 
 async def test_without_any_way_the_deadline_ends_it() -> None:
     cards = ["127.0.0.1"]
     async with (
-        Endpoint(
-            node="owner",
-            epoch=1,
-            secret=SECRET,
-            clock=CLOCK,
-            shm_dir=None,
-            listen_host="0.0.0.0",
-            advertise_host=ALL_CARDS,
-            system=System(hosts=lambda: tuple(cards)),
-        ) as owner,
-        Endpoint(
-            node="reader", epoch=1, secret=SECRET, clock=CLOCK, shm_dir=None
-        ) as reader,
+        owner_on(cards) as owner,
+        reader_by_tcp() as reader,
     ):
         region = owner.register(b"bytes", name="arena")
         peer = await reader.connect(owner.address)

@@ -7,16 +7,12 @@ import typer
 from rich.console import Console
 
 from kvtide.cli.exits import leave
+from kvtide.cli.flags import Json
 
 sim_app = typer.Typer(
     help="See what this code would do with a load, without a cluster.",
     no_args_is_help=True,
 )
-
-
-@sim_app.callback()
-def sim() -> None:
-    """Have a group although there may be one command."""
 
 
 @sim_app.command("hit-rates")
@@ -32,7 +28,7 @@ def hit_rates(
     tokens: Annotated[
         str, typer.Option(help="Sizes of the pool in tokens, with commas between.")
     ] = "1e5,1e6,3e6,1e7,5e7",
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Json = False,
     markdown: Annotated[
         bool,
         typer.Option(
