@@ -1,10 +1,11 @@
 """What the catalog is asked, and the statements that answer it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Executable, Select, UnaryExpression, and_, func, select
+from sqlalchemy import Executable, Select, Table, UnaryExpression, and_, func, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from kvtide.catalog.records import BlockRow, RemovalRow
@@ -112,6 +113,16 @@ class RemovalCount:
     bytes: int
 
 
+def _where_equal(
+    statement: Select[Any], table: Table, wanted: Mapping[str, object]
+) -> Select[Any]:
+    """Only rows whose columns are as wanted; None: any."""
+    for name, value in wanted.items():
+        if value is not None:
+            statement = statement.where(table.c[name] == value)
+    return statement
+
+
 def select_blocks(query: BlockQuery) -> Select[Any]:
     """One page of block rows."""
     wanted = {
@@ -121,10 +132,9 @@ def select_blocks(query: BlockQuery) -> Select[Any]:
         "tenant_tag": query.tenant_tag,
         "key": query.key,
     }
-    statement = select(blocks).limit(min(query.limit, MAX_PAGE))
-    for name, value in wanted.items():
-        if value is not None:
-            statement = statement.where(blocks.c[name] == value)
+    statement = _where_equal(select(blocks), blocks, wanted).limit(
+        min(query.limit, MAX_PAGE)
+    )
     if query.key_range is not None:
         statement = statement.where(blocks.c.key.between(*query.key_range))
     if query.stored_before_s is not None:
@@ -202,10 +212,9 @@ def select_removals(query: RemovalQuery) -> Select[Any]:
         "model_tag": query.model_tag,
         "key": query.key,
     }
-    statement = select(removals).limit(min(query.limit, MAX_PAGE))
-    for name, value in wanted.items():
-        if value is not None:
-            statement = statement.where(removals.c[name] == value)
+    statement = _where_equal(select(removals), removals, wanted).limit(
+        min(query.limit, MAX_PAGE)
+    )
     if query.since_s is not None:
         statement = statement.where(removals.c.gone_at_s >= query.since_s)
     return statement.order_by(removals.c.gone_at_s.desc(), removals.c.key)

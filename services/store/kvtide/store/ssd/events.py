@@ -135,10 +135,8 @@ class NoteRemoved:
     until_ms: int
 
 
-SsdCommand = (
-    OpenTier
-    | CloseTier
-    | WriteRecord
+FileCommand = (
+    WriteRecord
     | MoveRecord
     | ReadRecord
     | SealSegment
@@ -147,6 +145,9 @@ SsdCommand = (
     | NoteDeleted
     | NoteRemoved
 )
+"""What ``TierFiles.do`` does."""
+
+SsdCommand = OpenTier | CloseTier | FileCommand
 
 
 # ---- events

@@ -24,6 +24,7 @@ from kvtide.store.ssd.errors import FormatError, WrongDirectory
 from kvtide.store.ssd.events import (
     DeletedSpace,
     DropSegment,
+    FileCommand,
     Found,
     KillRecord,
     MoveRecord,
@@ -47,18 +48,6 @@ from kvtide.store.verify import what_differs
 log = structlog.get_logger("kvtide.store")
 
 FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
-
-FileCommand = (
-    WriteRecord
-    | MoveRecord
-    | ReadRecord
-    | SealSegment
-    | DropSegment
-    | KillRecord
-    | NoteDeleted
-    | NoteRemoved
-)
-"""What ``TierFiles.do`` does."""
 
 
 @dataclass(frozen=True, slots=True)
