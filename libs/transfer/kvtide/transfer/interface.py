@@ -295,16 +295,19 @@ class TransferEndpoint(ABC):
 
     @abstractmethod
     def on_peer_gone(self, callback: PeerGone) -> None:
-        """Have ``callback`` called, in the loop, when a peer process is gone.
+        """Have ``callback`` called when a peer process is gone.
 
         That is: the last connection that the process (node, epoch) held to us has
         ended, whatever the reason. Its writes into our shared memory are over if it
         is dead or has itself closed its endpoint.
+
+        Called in the loop that the endpoint was started in; in a thread of the
+        endpoint's, one call after the other, if it was started without one.
         """
 
     @abstractmethod
     def on_notification(self, callback: Notified) -> None:
-        """Have ``callback`` called, in the loop, with what peers' transfers carry."""
+        """Have ``callback`` called with what peers' transfers carry; where: as above."""
 
     async def __aenter__(self) -> Self:
         """Start."""
