@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvtide.policy.curves import LoadCurve, PrefillCurve, StepCurve, attended_pairs
+from kvtide.policy.curves import LoadCurve, PrefillCurve, StepCurve
 from kvtide.policy.fitting import FitRules, RobustFit
 
 CONFIDENT = 20
@@ -78,10 +78,6 @@ class ClassCosts:
         """Computing ``new`` tokens that attended to so many pairs took ``ms``."""
         if new > 0:
             self._prefill.add((1.0, new, attended), ms)
-
-    def prefilled_prompt(self, new: float, reused: float, ms: float) -> None:
-        """A whole prompt took ``ms`` to compute."""
-        self.prefilled(new, attended_pairs(new, reused), ms)
 
     def loaded(
         self, near_bytes: float, far_bytes: float, flows: float, ms: float

@@ -153,13 +153,6 @@ class Segments:
         self._used -= place.length
         self._suspects.add(place.segment)
 
-    def close_open(self) -> Segment | None:
-        """Append no more to the open segment; it, if there was one."""
-        open_, self._open = self._open, None
-        if open_ is not None:
-            self._fill(open_)
-        return open_
-
     # ---- what a scan finds
 
     def found(self, number: int, tail: int) -> None:
