@@ -69,11 +69,6 @@ class RobustFit:
         """The median of the latest relative errors, each from before its sample counted."""
         return float(np.median(self._errors)) if self._errors else None
 
-    def predict(self, x: Sequence[float]) -> float:
-        """Predict y for ``x``."""
-        scaled = np.array(x, dtype=np.float64) * self._spread
-        return float(scaled @ self._solved())
-
     def add(self, x: Sequence[float], y: float) -> None:
         """Take a sample. One that is no number, or not above zero, is ignored."""
         scaled = np.array(x, dtype=np.float64) * self._spread
@@ -97,14 +92,14 @@ class RobustFit:
         if self._stale:
             pull = self._rules.pull
             size = len(self._seed)
-            self._z = _not_negative(
+            self._z = not_negative(
                 self._a + pull * np.eye(size), self._b + pull * self._seed
             )
             self._stale = False
         return self._z
 
 
-def _not_negative(a: Vector, b: Vector) -> Vector:
+def not_negative(a: Vector, b: Vector) -> Vector:
     """The z ≥ 0 for which z·a·z / 2 - b·z is smallest; ``a`` is positive definite.
 
     Tries all sets of parameters that are not zero, which are few for the few there are.

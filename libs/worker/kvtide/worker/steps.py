@@ -3,7 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from kvtide.bus.messages import Bound, StepSample
+from kvtide.policy.fitting import not_negative
 
 _NOISE_SHARE = 0.2
 """How far a measured step may be off, as a share of it."""
@@ -53,14 +56,12 @@ class StepCost:
         """Nothing is measured yet; these are assumed."""
         self._fade = 0.5 ** (1 / half_life_steps)
         self._fixed, self._token, self._pair = fixed_ms, token_ms, 0.0
+        assumed = np.array([fixed_ms, token_ms, 0.0])
         doubts = (max(_FIXED_DOUBT_MS, fixed_ms), 5 * token_ms, token_ms / 300)
-        self._assumed = _Sums()
-        for i, (value, doubt) in enumerate(
-            zip((fixed_ms, token_ms, 0.0), doubts, strict=True)
-        ):
-            self._assumed.gram[i][i] = 1 / doubt**2
-            self._assumed.moment[i] = value / doubt**2
-        self._measured = _Sums()
+        # the normal equations: of what is assumed, and of what was measured
+        self._assumed_gram = np.diag([1 / doubt**2 for doubt in doubts])
+        self._assumed_moment = self._assumed_gram @ assumed
+        self._gram, self._moment = np.zeros((3, 3)), np.zeros(3)
         self.last: StepSample | None = None
         self.steps = 0
 
@@ -70,9 +71,14 @@ class StepCost:
             return
         self.last = StepSample(shape.rows, shape.new, shape.attended, ms)
         self.steps += 1
-        self._measured.fade(self._fade)
-        self._measured.add(shape, ms, 1 / _NOISE_SHARE**2)
-        self._solve()
+        # relative errors count, so that long steps do not drown short ones
+        x = np.array([1.0, shape.new, shape.attended]) / (ms * _NOISE_SHARE)
+        self._gram = self._gram * self._fade + np.outer(x, x)
+        self._moment = self._moment * self._fade + x / _NOISE_SHARE
+        solved = not_negative(
+            self._assumed_gram + self._gram, self._assumed_moment + self._moment
+        )
+        self._fixed, self._token, self._pair = map(float, solved)
 
     def ms(self, shape: StepShape) -> float:
         """How long a step of this shape will take."""
@@ -103,57 +109,6 @@ class StepCost:
             return None
         return Bound.MEMORY if 2 * self._fixed >= self.last.ms else Bound.COMPUTE
 
-    def _solve(self) -> None:
-        """Least squares with the coefficients that come out negative left out."""
-        sums = self._assumed.plus(self._measured)
-        active = [0, 1, 2]
-        while active:
-            solved = _solved(sums.gram, sums.moment, active)
-            if solved is None:
-                return
-            worst = min(range(len(active)), key=solved.__getitem__)
-            if solved[worst] >= 0:
-                found = [0.0] * 3
-                for place, i in enumerate(active):
-                    found[i] = solved[place]
-                self._fixed, self._token, self._pair = found
-                return
-            del active[worst]
-
-
-class _Sums:
-    """The sums of a weighted least squares."""
-
-    def __init__(self) -> None:
-        """Of no step."""
-        self.gram = [[0.0] * 3 for _ in range(3)]
-        self.moment = [0.0] * 3
-
-    def add(self, shape: StepShape, ms: float, weight: float) -> None:
-        """One more; relative errors count, so that long steps do not drown short ones."""
-        if ms <= 0:
-            return
-        x = _features(shape)
-        for i in range(3):
-            self.moment[i] += weight / ms * x[i]
-            for j in range(3):
-                self.gram[i][j] += weight / ms**2 * x[i] * x[j]
-
-    def fade(self, share: float) -> None:
-        """What was counts less."""
-        self.moment = [each * share for each in self.moment]
-        self.gram = [[each * share for each in row] for row in self.gram]
-
-    def plus(self, other: "_Sums") -> "_Sums":
-        """Both."""
-        both = _Sums()
-        both.moment = [a + b for a, b in zip(self.moment, other.moment, strict=True)]
-        both.gram = [
-            [a + b for a, b in zip(mine, theirs, strict=True)]
-            for mine, theirs in zip(self.gram, other.gram, strict=True)
-        ]
-        return both
-
 
 class Busy:
     """The share of recent time in which steps were computed."""
@@ -182,27 +137,3 @@ class Busy:
     def share(self) -> float:
         """0 to 1."""
         return round(self._share, 2)
-
-
-def _features(shape: StepShape) -> tuple[float, float, float]:
-    return 1.0, float(shape.new), shape.attended
-
-
-def _solved(
-    gram: list[list[float]], moment: list[float], active: list[int]
-) -> list[float] | None:
-    """Gauss's elimination of a small positive system."""
-    size = len(active)
-    rows = [[gram[i][j] for j in active] + [moment[i]] for i in active]
-    for k in range(size):
-        pivot = rows[k][k]
-        if pivot <= 0:
-            return None
-        for r in range(k + 1, size):
-            factor = rows[r][k] / pivot
-            rows[r] = [a - factor * b for a, b in zip(rows[r], rows[k], strict=True)]
-    found = [0.0] * size
-    for k in reversed(range(size)):
-        rest = sum(rows[k][c] * found[c] for c in range(k + 1, size))
-        found[k] = (rows[k][size] - rest) / rows[k][k]
-    return found
