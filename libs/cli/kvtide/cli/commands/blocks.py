@@ -207,12 +207,10 @@ async def _removals(settings: RoleSettings, key: BlockKey) -> tuple[RemovalRow, 
 
 
 def print_blocks(console: Console, blocks: tuple[ShownBlock, ...]) -> None:
-    """Every key in full: on a terminal the rest wraps, elsewhere a copy has one line."""
-    table = block_table(blocks)
-    if console.is_terminal:
-        console.print(table)
-    else:
-        console.print(table, width=WIDE, crop=False, no_wrap=True)
+    """Every copy in full, a line each; what is wider than a terminal goes on below."""
+    # a width asked of ``print`` can't exceed the console's
+    wide = Console(file=console.file, width=WIDE)
+    wide.print(block_table(blocks), crop=False, no_wrap=True)
 
 
 def block_table(blocks: tuple[ShownBlock, ...]) -> Table:
