@@ -7,6 +7,7 @@ it holds nothing.
 """
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -24,6 +25,9 @@ from kvtide.bus.vitals import Vitals
 from kvtide.runtime import Clock, TaskScope
 
 log = structlog.get_logger("kvtide.bus.beater")
+
+ASK_AGAIN_S = 0.25
+END_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +174,7 @@ class ThreadBeater:
             target=self._run, args=(own,), name="kvtide-beater", daemon=True
         )
         self._thread.start()
-        await asyncio.to_thread(self._started.wait)
+        await asyncio.to_thread(self._started.wait, END_LIMIT_S)
 
     def poke(self) -> None:
         """See ``Beater.poke``."""
@@ -189,9 +193,15 @@ class ThreadBeater:
         loop, main = self._loop, self._main
         if thread is None or loop is None or main is None:
             return
-        if thread.is_alive():
-            loop.call_soon_threadsafe(main.cancel)
-        await asyncio.to_thread(thread.join)
+        # asked again and again: ``asyncio.wait_for``, which the NATS client uses, can
+        # lose a cancellation that comes as its inner wait ends (Python 3.11)
+        for _ in range(int(END_LIMIT_S / ASK_AGAIN_S)):
+            with contextlib.suppress(RuntimeError):  # the loop has just ended
+                loop.call_soon_threadsafe(main.cancel)
+            await asyncio.to_thread(thread.join, ASK_AGAIN_S)
+            if not thread.is_alive():
+                return
+        log.error("the beater does not end", limit_s=END_LIMIT_S)
 
     def _run(self, pulse: Pulse) -> None:
         try:

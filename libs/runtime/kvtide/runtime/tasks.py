@@ -53,11 +53,17 @@ class TaskScope:
         self._closed = True
         current = asyncio.current_task()
         tasks = [task for task in self._tasks if task is not current]
-        for task in tasks:
-            task.cancel()
         if not tasks:
             return
-        _, pending = await asyncio.wait(tasks, timeout=timeout_s)
+        for task in tasks:
+            task.cancel()
+        _, pending = await asyncio.wait(tasks, timeout=timeout_s / 2)
+        if pending:
+            # ``asyncio.wait_for`` can lose a cancellation that comes as its inner wait
+            # ends (Python 3.11), in our code or in a library's: ask once more
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=timeout_s / 2)
         if pending:
             names = ", ".join(sorted(task.get_name() for task in pending))
             message = f"tasks did not end within {timeout_s} s: {names}"
