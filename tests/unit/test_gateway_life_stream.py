@@ -28,13 +28,13 @@ from kvtide.gateway.life import (
     Tick,
     Usage,
     WorkerSaid,
-    rendezvous_order,
 )
 from kvtide.kv import (
     NodeId,
     NodeRef,
     RequestRef,
     TenantId,
+    rendezvous_order,
 )
 
 

@@ -32,6 +32,7 @@ from kvtide.kv.keys import (
 )
 from kvtide.kv.layout import Layout, PartKind
 from kvtide.kv.model import ModelFacts
+from kvtide.kv.rendezvous import rendezvous_order
 from kvtide.kv.request_names import (
     NAME_CHARS,
     answer_name,
@@ -71,6 +72,7 @@ __all__ = [
     "make_header",
     "model_tag",
     "name_prefix",
+    "rendezvous_order",
     "renewed_header",
     "tenant_tag",
 ]

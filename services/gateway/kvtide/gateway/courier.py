@@ -35,9 +35,8 @@ from kvtide.gateway.life import (
     Stage,
     WorkAnswered,
     WorkLost,
-    rendezvous_order,
 )
-from kvtide.kv import NodeRef, Role
+from kvtide.kv import NodeRef, Role, rendezvous_order
 from kvtide.runtime import LimitError
 
 log = structlog.get_logger("kvtide.gateway.courier")

@@ -35,7 +35,6 @@ from kvtide.gateway.life.events import (
 )
 from kvtide.gateway.life.machine import Life
 from kvtide.gateway.life.quarantine import Quarantine
-from kvtide.gateway.life.rendezvous import rendezvous_order
 from kvtide.gateway.life.spec import (
     FailureKind,
     LifeLimits,
@@ -84,5 +83,4 @@ __all__ = [
     "WorkAnswered",
     "WorkLost",
     "WorkerSaid",
-    "rendezvous_order",
 ]

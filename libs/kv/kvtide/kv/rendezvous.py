@@ -1,17 +1,17 @@
-"""Which conductor is a tenant's home, and which comes next."""
+"""Which conductor is a tenant's home, and which comes next. Pure."""
 
 from collections.abc import Iterable
 
 from xxhash import xxh3_64_intdigest
 
-from kvtide.kv import NodeRef, TenantId
+from kvtide.kv.ids import NodeRef, TenantId
 
 
 def rendezvous_order(tenant: TenantId, conductors: Iterable[NodeRef]) -> list[NodeRef]:
     """All conductors, the tenant's home first.
 
     Highest random weight: when one joins or leaves, only its own tenants move. Equal
-    on every gateway that sees the same conductors; a restart changes nothing.
+    for all who see the same conductors; a restart changes nothing.
     """
 
     def weight(conductor: NodeRef) -> tuple[int, NodeRef]:
