@@ -26,6 +26,7 @@ from kvtide.bus.messages import (
     handover,
     membership,
     pool,
+    quotas,
     replication,
     status,
     tokens,
@@ -37,6 +38,7 @@ from kvtide.kv import NodeId, Role
 _HOPS = (
     base,
     admission,
+    quotas,
     work,
     handover,
     tokens,

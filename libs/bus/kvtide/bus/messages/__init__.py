@@ -77,6 +77,14 @@ from kvtide.bus.messages.pool import (
     PutSlot,
     StageBlocks,
 )
+from kvtide.bus.messages.quotas import (
+    GrantAsked,
+    GrantDenied,
+    Granted,
+    HeldGrant,
+    TenantUse,
+    UseQuery,
+)
 from kvtide.bus.messages.replication import (
     DrainBegin,
     DrainCancel,
@@ -133,6 +141,11 @@ AnyMessage = (
     | Placed
     | Rejected
     | RequestEnded
+    | GrantAsked
+    | Granted
+    | GrantDenied
+    | UseQuery
+    | TenantUse
     | PrefillWork
     | DecodeWork
     | WorkAccepted
@@ -235,12 +248,16 @@ __all__ = [
     "Goodbye",
     "GrammarLanguage",
     "GrammarSpec",
+    "GrantAsked",
+    "GrantDenied",
+    "Granted",
     "HandoverCopy",
     "HandoverPlan",
     "HandoverPull",
     "HandoverSlot",
     "HandoverState",
     "HandoverTaken",
+    "HeldGrant",
     "LeaseRelease",
     "ListBlocks",
     "Load",
@@ -286,12 +303,14 @@ __all__ = [
     "StatusReply",
     "StepSample",
     "StoreLoad",
+    "TenantUse",
     "TokenAck",
     "TokenLogprobs",
     "TokenPage",
     "TokenPull",
     "Tokens",
     "UnpinBlocks",
+    "UseQuery",
     "WorkAccepted",
     "WorkRefused",
 ]
