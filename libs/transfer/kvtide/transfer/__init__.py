@@ -2,8 +2,50 @@
 
 An ``Endpoint`` registers regions and gives out handles; whoever holds a handle
 connects to the endpoint's address and reads (or writes) ranges, through shared
-memory on the same host and TCP elsewhere, verified either way. See ``interface``
-for the rules of ownership and completion.
+memory on the same host and TCP or RDMA elsewhere, verified either way. See
+``interface`` for the rules of ownership and completion.
+
+Without an event loop:
+
+>>> from kvtide.runtime import SystemClock
+>>> from kvtide.transfer import Access, Endpoint, ReadSlice, WriteSlice
+>>> secret, clock = b"what all of the cluster know", SystemClock()
+>>> with (
+...     Endpoint(node="owner", epoch=1, secret=secret, clock=clock) as owner,
+...     Endpoint(node="reader", epoch=1, secret=secret, clock=clock) as reader,
+... ):
+...     region = owner.allocate(4096, name="arena")
+...     region.view[:5] = b"hello"
+...     # address and handle are plain values: send them by whatever you have
+...     address, handle = owner.address, region.handle(Access.WRITE, ttl_s=60)
+...     peer = reader.connect_blocking(address)
+...     into = memoryview(bytearray(5))
+...     result = peer.read([ReadSlice(handle, 0, into)], timeout_s=5).wait_blocking()
+...     print(bytes(into), result.bytes)
+...     news = memoryview(b"world")
+...     write = peer.write([WriteSlice(handle, 0, news)], timeout_s=5)
+...     print(write.wait_blocking().bytes, bytes(region.view[:5]))
+b'hello' 5
+5 b'world'
+
+The same with asyncio, where a message rides with the bytes:
+
+>>> import asyncio
+>>> async def main():
+...     heard = asyncio.Queue()
+...     async with (
+...         Endpoint(node="owner", epoch=1, secret=secret, clock=clock) as owner,
+...         Endpoint(node="reader", epoch=1, secret=secret, clock=clock) as reader,
+...     ):
+...         region = owner.register(bytearray(b"hello"), name="greeting")
+...         owner.on_notification(lambda *said: heard.put_nowait(said))
+...         peer = await reader.connect(owner.address)
+...         into = memoryview(bytearray(5))
+...         slices = [ReadSlice(region.handle(), 0, into)]
+...         await peer.read(slices, timeout_s=5, notify=b"thanks")
+...         print(bytes(into), await heard.get())
+>>> asyncio.run(main())
+b'hello' ('reader', 1, b'thanks')
 """
 
 from kvtide.transfer.cuda import DeviceMemory

@@ -11,10 +11,11 @@ from typing import Protocol
 from xxhash import xxh3_64_intdigest
 
 from kvtide.transfer.buffers import copy_and_hash
-from kvtide.transfer.errors import TransferError, Unreachable
+from kvtide.transfer.detours import Detours
+from kvtide.transfer.errors import Refused, TransferError, Unreachable
 from kvtide.transfer.handles import RegionHandle
 from kvtide.transfer.lone import SMALL_BYTES
-from kvtide.transfer.mappings import Mappings
+from kvtide.transfer.mappings import Mappings, NotMappedError
 from kvtide.transfer.regions import check_range
 from kvtide.transfer.requests import Request, in_loop
 from kvtide.transfer.shm import Attached, backed, present, unbacked
@@ -85,13 +86,22 @@ class SharedMover:
 
     path = "shm"
 
-    def __init__(self, mappings: Mappings) -> None:
-        """Reach what ``mappings`` maps."""
+    def __init__(self, mappings: Mappings, detours: Detours) -> None:
+        """Reach what ``mappings`` maps; the rest is put into ``detours``."""
         self._mappings = mappings
+        self.detours = detours
 
     def reaches(self, handle: RegionHandle, *, writable: bool) -> bool:
-        """See ``Mover``: by its name it does."""
-        del handle, writable
+        """See ``Mover``."""
+        if self._mappings.at_hand(handle, writable=writable) is not None:
+            return True
+        if (handle, writable) in self.detours:
+            return False
+        try:
+            self._mappings.reach(handle, writable=writable)
+        except NotMappedError as error:
+            self.detours.add(handle.region, writes=writable, reason=error)
+            return False
         return True
 
     def known(self, handle: RegionHandle, *, writable: bool) -> bool:
@@ -100,11 +110,12 @@ class SharedMover:
 
     def asked(self, handle: RegionHandle, *, writable: bool) -> bool:
         """See ``Mover``."""
-        return self._mappings.known(handle, writable=writable)
+        known = self._mappings.known(handle, writable=writable)
+        return known or (handle, writable) in self.detours
 
     def ask(self, handle: RegionHandle, *, writable: bool) -> None:
-        """See ``Mover``."""
-        self._mappings.reach(handle, writable=writable)
+        """See ``Mover``; what can't be mapped goes elsewhere, which is no error."""
+        self.reaches(handle, writable=writable)
 
     def move(self, request: Request, *, alone: bool) -> Sequence[int]:
         """See ``Mover``."""
@@ -170,6 +181,7 @@ class SharedMover:
 
     def forget(self, region: int) -> None:
         """See ``Mover``."""
+        self.detours.forget(region)
         self._mappings.forget(region)
 
     def close(self) -> None:
@@ -220,6 +232,10 @@ class Copier:
         try:
             with self._lock:
                 self._waiting[request] = threads.submit(work, request)
+        except Refused as error:
+            # too many wait: it is not begun
+            request.transfer.fail(error)
+            request.settle()
         except RuntimeError:
             # the peer or the endpoint is closed, and its threads with it
             request.transfer.fail(

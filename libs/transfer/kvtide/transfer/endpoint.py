@@ -43,6 +43,7 @@ from kvtide.transfer.teller import Teller
 from kvtide.transfer.tls import TlsFiles, load as load_tls
 from kvtide.transfer.topology import Topology, home
 from kvtide.transfer.turns import Turns
+from kvtide.transfer.upkeep import Upkeep
 from kvtide.transfer.verbs import Device
 from kvtide.transfer.ways import Surroundings
 from kvtide.transfer.wire import pack_ways
@@ -121,6 +122,7 @@ class Endpoint(TransferEndpoint):
         self._registrar = Registrar(self._table, self._shm_dir, system.cuda)
         self._tls = None if tls is None else load_tls(tls)
         self._alarm = Alarm(clock)
+        self._upkeep = Upkeep(self._alarm, clock)
         self._copiers = ThreadPoolExecutor(copy_threads, "transfer-copy")
         self._teller = Teller()
         self._server = Server(
@@ -202,7 +204,7 @@ class Endpoint(TransferEndpoint):
             PROTOCOL,
         )
         if self._own.changing:
-            self._watch()
+            self._upkeep.every(WATCH_S, self.look_again)
 
     async def close(self) -> None:
         """See ``TransferEndpoint.close``."""
@@ -220,6 +222,7 @@ class Endpoint(TransferEndpoint):
             peer.close()
         self._server.close()
         self._copiers.shutdown()
+        self._upkeep.close()
         self._alarm.close()
         self._own.close()
         for region in self._table.regions():
@@ -250,16 +253,6 @@ class Endpoint(TransferEndpoint):
                 peer.devices_changed(devices)
             except TransferError as error:
                 log.info("%s does not answer: %s", peer.node, error)
-
-    def _watch(self) -> None:
-        self._alarm.at(self._clock.monotonic() + WATCH_S, self._look_later)
-
-    def _look_later(self) -> None:
-        try:
-            self._copiers.submit(self.look_again)
-        except RuntimeError:
-            return
-        self._watch()
 
     def location_of(self, views: Sequence[memoryview]) -> str:
         """Where memory of ours lies: as its region says, else where this process is."""

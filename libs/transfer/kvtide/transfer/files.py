@@ -11,11 +11,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import xxhash
 
 from kvtide.runtime import Clock
 from kvtide.transfer.buffers import address_of, copy_and_hash
+from kvtide.transfer.detours import Detours
 from kvtide.transfer.errors import (
     AccessDenied,
     Corrupt,
@@ -65,10 +67,11 @@ class SegmentFile:
         return self._direct_fd is not None
 
     def name(self) -> str:
-        """What others find and recognise the file by."""
+        """What others find and recognise the file by: ASCII, whatever its path is of."""
         found = os.fstat(self._cached_fd)
+        path = quote_from_bytes(os.fsencode(self.path))
         # another machine may well have the same numbers
-        return f"{PREFIX}{boot_id()}:{found.st_dev}:{found.st_ino}:{self.path}"
+        return f"{PREFIX}{boot_id()}:{found.st_dev}:{found.st_ino}:{path}"
 
     def length(self) -> int:
         """Bytes now."""
@@ -209,10 +212,16 @@ class FileMover:
         self._node = node
         self._clock = clock
         self._ask = ask
+        self._here = f"{PREFIX}{boot_id()}:"
+        self.detours = Detours(node, PATH, clock)
         self._lock = threading.Lock()
         self._rights: dict[tuple[int, bytes, bool], OpenRegion] = {}
         # one for all the rights to a region: a right may be new for every transfer
         self._files: dict[tuple[int, bool], SegmentFile] = {}
+
+    def near(self, name: str) -> bool:
+        """Whether a file of this name may be here: it is of this host."""
+        return name.startswith(self._here)
 
     def move(self, request: Request, *, alone: bool) -> list[int]:
         """See ``copier.Mover``."""
@@ -242,14 +251,21 @@ class FileMover:
         Raises:
             TransferError: the owner does not allow it.
         """
+        if (handle, writable) in self.detours:
+            return False
         try:
             self._open(handle, writable=writable)
-        except (Refused, Unreachable):
+        except Refused as error:
+            self.detours.add(handle.region, writes=writable, reason=error)
+            return False
+        except Unreachable:
+            # the network tries for longer
             return False
         return True
 
     def forget(self, region: int) -> None:
         """The owner took the region back."""
+        self.detours.forget(region)
         with self._lock:
             # whoever reads one now keeps it open until it is done
             for writable in (False, True):
@@ -270,6 +286,8 @@ class FileMover:
 
     def asked(self, handle: RegionHandle, *, writable: bool) -> bool:
         """See ``copier.Mover``."""
+        if (handle, writable) in self.detours:
+            return True
         with self._lock:
             return (handle.region, handle.capability, writable) in self._rights
 
@@ -307,7 +325,11 @@ class FileMover:
             known = self._files.get((region, writable))
         if known is not None:
             return known
-        file = SegmentFile(Path(name.split(":", 4)[4]), writable=writable)
+        path = Path(os.fsdecode(unquote_to_bytes(name.split(":", 4)[-1])))
+        try:
+            file = SegmentFile(path, writable=writable)
+        except Unreachable as error:
+            raise Refused(error.message, node=self._node, path=PATH) from error
         if file.name() != name:
             file.close()
             raise Refused("here the file is another", node=self._node, path=PATH)

@@ -138,6 +138,7 @@ class TransferPeer(ABC):
                 too long.
             StaleEpoch: a handle is of another epoch of this peer.
             AccessDenied: a handle is of another node.
+            Refused: tens of thousands of transfers with the peer are under way.
 
         The transfer raises: any ``TransferError``.
         """

@@ -25,6 +25,10 @@ class Right:
     expires_s: float | None
 
 
+class NotMappedError(Refused):
+    """The region is shared memory, but this process can't map it."""
+
+
 class Mappings:
     """Maps each region once for reading and once for writing. Thread-safe."""
 
@@ -46,7 +50,7 @@ class Mappings:
         """The region's memory; blocks for a round trip at the first use of a right.
 
         Raises:
-            Refused: it has no shared memory.
+            Refused: it has no shared memory; ``NotMappedError``: none for us.
             AccessDenied: by the owner, or the right has ended.
             Unreachable: the peer is gone.
         """
@@ -120,13 +124,19 @@ class Mappings:
                 raise AccessDenied("the region is gone", node=self._node, path="shm")
             memory = self._attached.get((handle.region, writable))
             if memory is None:
-                memory = attach(self._shm_dir, name, length, writable=writable)
+                memory = self._map(name, length, writable=writable)
                 self._attached[handle.region, writable] = memory
             right = Right(memory, expires_s)
             if len(self._rights) >= MOST_RIGHTS:
                 del self._rights[next(iter(self._rights))]
             self._rights[handle.region, handle.capability, writable] = right
         return right
+
+    def _map(self, name: str, length: int, *, writable: bool) -> Attached:
+        try:
+            return attach(self._shm_dir, name, length, writable=writable)
+        except (Refused, Unreachable, OSError) as error:
+            raise NotMappedError(str(error), node=self._node, path="shm") from error
 
     def forget(self, region: int) -> None:
         """The owner took the region back."""

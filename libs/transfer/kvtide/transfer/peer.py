@@ -4,15 +4,17 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from kvtide.runtime import Clock
 from kvtide.transfer.alarm import Alarm
+from kvtide.transfer.asking import Asking
 from kvtide.transfer.control import Control
-from kvtide.transfer.copier import AT_ONCE_BYTES, Copier, SharedMover
+from kvtide.transfer.copier import AT_ONCE_BYTES, Copier, Mover, SharedMover
+from kvtide.transfer.detours import Detours
 from kvtide.transfer.dial import Dialer
 from kvtide.transfer.dispatch import Dispatcher, RailReport
 from kvtide.transfer.errors import (
@@ -21,7 +23,7 @@ from kvtide.transfer.errors import (
     TransferError,
     Unreachable,
 )
-from kvtide.transfer.files import PREFIX, FileMover
+from kvtide.transfer.files import FileMover
 from kvtide.transfer.handles import (
     Operation,
     ReadSlice,
@@ -39,6 +41,7 @@ from kvtide.transfer.lone import (
 from kvtide.transfer.mappings import Mappings
 from kvtide.transfer.plan import REQUEST_BYTES
 from kvtide.transfer.requests import Batch, Request, in_loop
+from kvtide.transfer.routes import Routes
 from kvtide.transfer.transfer import Transfer
 from kvtide.transfer.verbs import Device
 from kvtide.transfer.ways import Surroundings, Ways
@@ -49,8 +52,8 @@ log = logging.getLogger("kvtide.transfer")
 MAP_TIMEOUT_S = 5.0
 NOTIFY_TIMEOUT_S = 10.0
 
-ASKING_THREADS = 2
-"""Threads that wait for one peer's answers; made when they are needed."""
+MOST_UNDER_WAY = 65_536
+"""Transfers with one peer at a time; each holds memory of its caller anyway."""
 
 SMALL_TOGETHER_BYTES = 16 << 20
 """Small pieces in shared memory are copied by one thread up to this many bytes."""
@@ -87,16 +90,10 @@ class SocketPeer(TransferPeer):
         self._under_way: set[Transfer] = set()
         self._end: TransferError | None = None
         # a peer that does not answer must not keep transfers with others waiting
-        self._asking = ThreadPoolExecutor(
-            ASKING_THREADS, f"transfer-ask-{dialer.address.node}"
-        )
-        self._files = Copier(
-            FileMover(self.node, setup.clock, self._ask_to_map),
-            setup.copiers,
-            self._asking,
-            self.node,
-            self._by_network,
-        )
+        self._asking = Asking(self.node)
+        files = FileMover(self.node, setup.clock, self._ask_to_map)
+        self._files = self._copier_for(files)
+        shared: SharedMover | None = None
         self._mappings: Mappings | None = None
         self._copier: Copier | None = None
         self._dispatcher: Dispatcher | None = None
@@ -116,10 +113,15 @@ class SocketPeer(TransferPeer):
             self._mappings = Mappings(
                 setup.shm_dir, self.node, setup.clock, self._ask_to_map
             )
-            mover = SharedMover(self._mappings)
-            self._copier = Copier(
-                mover, setup.copiers, self._asking, self.node, self._by_network
-            )
+            detours = Detours(self.node, SharedMover.path, setup.clock)
+            shared = SharedMover(self._mappings, detours)
+            self._copier = self._copier_for(shared)
+        self._routes = Routes(files, shared)
+
+    def _copier_for(self, mover: Mover) -> Copier:
+        return Copier(
+            mover, self._setup.copiers, self._asking, self.node, self._by_network
+        )
 
     def open(self, deadline_s: float) -> None:
         """Connect by then; raises as ``TransferEndpoint.connect``."""
@@ -208,7 +210,13 @@ class SocketPeer(TransferPeer):
         dispatcher = self._dispatcher
         if dispatcher is None:
             raise Unreachable("the peer is not connected", node=self.node)
-        paths = self._paths(batch.handles)
+        if len(self._under_way) >= MOST_UNDER_WAY:
+            raise Refused(
+                f"{MOST_UNDER_WAY} transfers are under way: wait for some first",
+                node=self.node,
+            )
+        writes = transfer.operation is Operation.WRITE
+        paths = self._routes.of_all(batch.handles, writes=writes)
         limits = self._ways.limits
         if paths[:1] == ["shm"] and batch.nbytes <= len(paths) * SMALL_BYTES:
             # threads that copy small pieces side by side only wait for one another
@@ -237,7 +245,8 @@ class SocketPeer(TransferPeer):
         ):
             return False
         transfer.nbytes = len(memory)
-        path = self._way(handle)
+        writes = transfer.operation is Operation.WRITE
+        path = self._routes.of(handle, writes=writes)
         if path == "shm":
             return self._copy_lone(transfer, place)
         if path != "tcp" or not self._ways.alike or self._setup.locate is not None:
@@ -269,7 +278,7 @@ class SocketPeer(TransferPeer):
         place: ReadSlice | WriteSlice,
     ) -> bool:
         handle, offset, memory = place
-        if len(memory) > REQUEST_BYTES:
+        if len(memory) > REQUEST_BYTES or len(self._under_way) >= MOST_UNDER_WAY:
             return False
         request = Request(transfer, None, [memory], [handle], [offset], len(memory))
         self._under_way.add(transfer)
@@ -280,14 +289,6 @@ class SocketPeer(TransferPeer):
         else:
             transfer.finish = partial(carrier.finish, request)
         return True
-
-    def _paths(self, handles: Sequence[RegionHandle]) -> list[str]:
-        if not handles:
-            return []
-        first = handles[0]
-        if handles.count(first) == len(handles):
-            return [self._way(first)] * len(handles)
-        return [self._way(handle) for handle in handles]
 
     def _hand_out(self, dispatcher: Dispatcher, requests: list[Request]) -> None:
         if len(requests) == 1 and requests[0].path == "tcp":
@@ -306,13 +307,8 @@ class SocketPeer(TransferPeer):
         if network:
             dispatcher.submit(network)
 
-    def _way(self, handle: RegionHandle) -> str:
-        if handle.shm_name.startswith(PREFIX):
-            return "file"
-        return "shm" if handle.shm_name and self._copier is not None else "tcp"
-
     def _by_network(self, request: Request) -> None:
-        """A file of the peer that is not here as it is there."""
+        """What the short way does not reach."""
         request.path = "tcp"
         if self._dispatcher is not None:
             self._dispatcher.submit([request])
@@ -320,6 +316,8 @@ class SocketPeer(TransferPeer):
     def _notify_later(self, message: bytes, transfer: Transfer) -> None:
         try:
             self._asking.submit(self._notify, message, transfer)
+        except Refused as error:
+            transfer.conclude(error)
         except RuntimeError:
             # the peer is closed, and its threads with it
             transfer.conclude(Unreachable("closed", node=self.node))
@@ -359,8 +357,8 @@ class SocketPeer(TransferPeer):
         theirs, hosts = unpack_ways(body)
         try:
             self._asking.submit(self._change_ways, theirs, hosts)
-        except RuntimeError:
-            log.debug("news came at the end")
+        except (Refused, RuntimeError) as error:
+            log.info("%s has other ways, too late: %s", self.node, error)
 
     def _change_ways(self, theirs: int, hosts: Sequence[str]) -> None:
         if self._dispatcher is not None:

@@ -44,6 +44,8 @@ _FAULT = struct.Struct("<i")
 _MAPPED = struct.Struct("<QdB")
 MOST_PURPOSE_BYTES = 64
 MOST_TRACE_BYTES = 64
+MOST_NAME_BYTES = 16 << 10
+"""A path has at most 4,096 bytes, each of three characters in a name."""
 
 
 class Kind(IntEnum):
@@ -276,12 +278,12 @@ def unpack_ways(body: bytes) -> tuple[int, tuple[str, ...]]:
 def pack_mapped(length: int, expires_in_s: float | None, shm_name: str) -> bytes:
     """The body of the answer to MAP."""
     lasts = expires_in_s is not None
-    return _MAPPED.pack(length, expires_in_s or 0.0, lasts) + shm_name.encode()
+    return _MAPPED.pack(length, expires_in_s or 0.0, lasts) + shm_name.encode("ascii")
 
 
 def unpack_mapped(body: bytes) -> tuple[int, float | None, str]:
     """(length, seconds until the right ends or None, name of the file)."""
-    if not _MAPPED.size <= len(body) <= _MAPPED.size + 255:
+    if not _MAPPED.size <= len(body) <= _MAPPED.size + MOST_NAME_BYTES:
         raise FrameError("an answer is malformed")
     length, expires_in_s, lasts = _MAPPED.unpack_from(body)
     name = body[_MAPPED.size :].decode("ascii", "replace")
