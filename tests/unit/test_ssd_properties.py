@@ -38,7 +38,7 @@ from kvtide.bus.messages import (
 )
 from kvtide.kv import BlockKey, Layout, Lease, NodeId, RequestId, Tier
 from kvtide.runtime import SystemClock
-from kvtide.store.events import OwnerGone
+from kvtide.store.events import Flush, OwnerGone
 from kvtide.store.machine import StoreRules
 from kvtide.store.slots import SlotState
 from kvtide.store.ssd.entries import RowState
@@ -66,6 +66,7 @@ RULES = StoreRules(
         stage_share=0.5,
         retry_most_s=4,
         calm_s=5,
+        save_s=0.5,
     ),
 )
 KEYS = st.integers(1, 30)
@@ -198,6 +199,22 @@ class TierModel(SsdDriver, RuleBasedStateMachine):
             del self.readers[lease]
         if seconds > 10:
             self.writers.clear()
+
+    @rule()
+    def flush(self) -> None:
+        """A stop begins: what DRAM has goes to the SSD, and the store then ends."""
+        self.handle(Flush())
+        self.quiet()
+        assert self.machine.ssd.flushed
+        there = self.machine.ssd.health.state is TierState.READY
+        before = {key for key, _ in self.truth}
+        room = self.machine.tally.ssd_evicted == 0 and not self.damaged
+        self.stop()
+        self.readers.clear()
+        self.writers.clear()
+        self.start()
+        if there and room:
+            assert before <= {key for key, tier in self.truth if tier is Tier.SSD}
 
     @rule()
     def all_comes_to_rest(self) -> None:

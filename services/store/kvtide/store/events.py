@@ -117,6 +117,11 @@ class Deaf:
     """The store could hear nobody until now: silence says nothing of the others."""
 
 
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """The store is about to end: what only DRAM has is to be written to the SSD."""
+
+
 Event = (
     Received
     | Verified
@@ -125,6 +130,7 @@ Event = (
     | ConnectionGone
     | Deaf
     | Tick
+    | Flush
     | MemoryLimit
     | ArrivalEvent
     | SsdEvent

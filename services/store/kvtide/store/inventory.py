@@ -14,6 +14,7 @@ from kvtide.store.index import KeyIndex
 from kvtide.store.slots import SlotState, SlotTable
 from kvtide.store.spaces import Space, Spaces
 from kvtide.store.tally import Tally
+from kvtide.store.unsaved import Unsaved
 
 GOSSIP_LIMIT = 1000
 ROWS_PAGE = 1000
@@ -30,6 +31,8 @@ class Inventory:
         self.index = KeyIndex()
         self.log = ChangeLog(store)
         self.spaces = Spaces()
+        # what has no other tier to go to needs no record
+        self.unsaved: Unsaved | None = None
         self._tally = tally
         self._came: dict[int, BlockRow] = {}
         self._gone: list[GoneRow] = []
@@ -132,6 +135,8 @@ class Inventory:
             return False
         self.table.key[slot] = key
         self.index.add(key, slot)
+        if self.unsaved is not None:
+            self.unsaved.add(slot, now_s)
         self.came(self._row(slot), now_s)
         return True
 
@@ -141,6 +146,8 @@ class Inventory:
         if key is None or self.index.get(key) != slot:
             return
         self.index.remove(key)
+        if self.unsaved is not None:
+            self.unsaved.discard(slot)
         self.table.key[slot] = None
         self.gone(GoneRow(key, self.table.generation[slot], reason), now_s)
 

@@ -40,6 +40,7 @@ from kvtide.store.events import (
     ConnectionGone,
     Deaf,
     Event,
+    Flush,
     MemoryLimit,
     OwnerGone,
     OwnerUp,
@@ -212,6 +213,8 @@ class StoreMachine:
                 self.leases.grace(now_s)
             case MemoryLimit(limit_bytes):
                 self.inventory.limit_memory(limit_bytes, now_s)
+            case Flush():
+                self.ssd.flush(now_s)
             case Tick():
                 return self._tick(now_s)
             case _:

@@ -72,7 +72,7 @@ class Room:
         for size_class in self._classes.values():
             for slot in islice(self._candidates.walk(size_class.number), _LOOKED_AT):
                 slab = slab_of[slot]
-                if slab is not None and len(self._going(slab)) == slab.busy:
+                if slab is not None and self._can_empty(slab, self._going(slab)):
                     coldest.append((self._touched[slot], slot))
                     break
         slab = slab_of[min(coldest)[1]] if coldest else None
@@ -152,7 +152,11 @@ class Room:
     def _all_may_go(self, slab: Slab, wanted_by: Account | None, worst: Rank) -> bool:
         """Whether every slot of the slab that is in use may."""
         going = [s for s in slab.slots() if self._may_go(s, wanted_by, worst)]
-        return len(going) == slab.busy
+        return self._can_empty(slab, going)
+
+    def _can_empty(self, slab: Slab, going: list[int]) -> bool:
+        """Whether nobody needs the slab when these slots of it are gone."""
+        return len(going) == slab.busy and not slab.looks
 
     def _going(self, slab: Slab) -> list[int]:
         return [slot for slot in slab.slots() if slot in self._candidates]

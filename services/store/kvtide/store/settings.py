@@ -84,6 +84,17 @@ class StoreSettings(RoleSettings):
         gt=0,
         description="mean rate at which the SSD tier is written at most",
     )
+    ssd_save_s: float = Field(
+        default=1.0,
+        ge=0,
+        description="age at which a block that only DRAM has is copied to the SSD ahead "
+        "of need, so that a crash loses no older ones; 0: only when it leaves DRAM",
+    )
+    ssd_flush_s: float = Field(
+        default=5.0,
+        ge=0,
+        description="how long a clean stop may write to the SSD what DRAM alone has",
+    )
     ssd_read_threads: int = Field(
         default=4, ge=1, le=64, description="reads of the SSD tier at once"
     )

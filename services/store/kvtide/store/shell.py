@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import count, takewhile
+from itertools import takewhile
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -37,11 +37,13 @@ from kvtide.kv import BlockKey, Located, NodeId, NodeRef, Role
 from kvtide.pool import Ledger, PoolLimits, Stager
 from kvtide.runtime import TaskScope
 from kvtide.store.arena import Arena, arena_bytes, note_huge_pages
+from kvtide.store.askers import Askers
 from kvtide.store.draining import Drainer
 from kvtide.store.events import (
     ConnectionGone,
     Deaf,
     Event,
+    Flush,
     Gossip,
     MemoryLimit,
     OwnerGone,
@@ -67,13 +69,13 @@ from kvtide.store.ssd import looking
 from kvtide.store.ssd.life import (
     DeletedSpaces,
     SsdLife,
+    flushed,
     no_deleted_spaces,
 )
 from kvtide.store.verifier import Verifier
 
 log = structlog.get_logger("kvtide.store")
 
-MAX_ASKERS = 4096
 MAX_GOSSIP_WAITING = 1024
 
 
@@ -102,8 +104,7 @@ class StoreService:
         self._tasks = TaskScope(on_error=_task_failed)
         self._subscriptions: list[Subscription] = []
         self._gossip: asyncio.Queue[BlocksChanged] = asyncio.Queue(MAX_GOSSIP_WAITING)
-        self._askers: dict[int, asyncio.Future[Message]] = {}
-        self._tokens = count()
+        self._askers = Askers()
         self._fetcher: Fetcher | None = None
         self._uses = UseLog()
         self._stager = Stager(node, Ledger(), self._tasks, PoolLimits())
@@ -173,9 +174,10 @@ class StoreService:
         subscriptions, self._subscriptions = self._subscriptions, []
         for subscription in subscriptions:
             await subscription.close()
+        self._askers.drop()
+        await self._flush()
         if self._timer is not None:
             self._timer.cancel()
-        self._drop_askers()
         await self._tasks.close(timeout_s=self._settings.drain_timeout_s)
         verifier, self._verifier = self._verifier, None
         if verifier is not None:
@@ -201,6 +203,14 @@ class StoreService:
                 looking.rows(machine.inventory, machine.ssd),
             )
             yield from self._rows.repair(machine.store, rows)
+
+    async def _flush(self) -> None:
+        """Have the SSD take what only DRAM has, for as long as that may take."""
+        machine, limit_s = self.machine, self._settings.ssd_flush_s
+        # what a store has that was drained is elsewhere
+        if machine is not None and limit_s and not machine.draining:
+            self._run(Flush())
+            await flushed(machine.ssd, self._node.clock, limit_s)
 
     # ---- what a drain needs
 
@@ -272,23 +282,14 @@ class StoreService:
         if not incoming.wants_reply:
             self._run(Received(message, incoming.sender, None, self._wall_ms()))
             return None
-        if len(self._askers) >= MAX_ASKERS:
-            return Failure(code="busy", reason="too many wait for an answer")
-        token = next(self._tokens)
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._askers[token] = answer
-        self._run(Received(message, incoming.sender, token, self._wall_ms()))
-        if answer.done():
-            return answer.result()
-        return Later(_answered(answer))
+        return self._askers.ask(
+            lambda token: self._run(
+                Received(message, incoming.sender, token, self._wall_ms())
+            )
+        )
 
     def _wall_ms(self) -> int:
         return round(self._node.clock.wall() * 1e3)
-
-    def _drop_askers(self) -> None:
-        askers, self._askers = self._askers, {}
-        for answer in askers.values():
-            answer.cancel()
 
     # ---- the machine
 
@@ -300,9 +301,7 @@ class StoreService:
         for command in machine.handle(event, self._node.clock.monotonic()):
             match command:
                 case Reply(token, message):
-                    answer = self._askers.pop(token, None)
-                    if answer is not None and not answer.done():
-                        answer.set_result(message)
+                    self._askers.answer(token, message)
                 case Gossip(message):
                     self._tell(message)
                 case Verify():
@@ -394,7 +393,7 @@ class StoreService:
         before, arena = self.machine, self._arena
         if before is None or arena is None:
             return
-        self._drop_askers()
+        self._askers.drop()
         machine = StoreMachine(
             ref,
             before.rules,
@@ -429,16 +428,6 @@ class StoreService:
                 await self._node.bus.publish(subject, message)
             except BusError as error:
                 log.debug("gossip_lost", seq=message.seq, error=str(error))
-
-
-async def _answered(answer: asyncio.Future[Message]) -> Message | None:
-    try:
-        return await answer
-    except asyncio.CancelledError:
-        if answer.cancelled():
-            # the store's life ended before it could answer
-            return None
-        raise
 
 
 def _stay() -> None:

@@ -40,6 +40,10 @@ def nothing_given_back(offset: int, length: int) -> None:
     del offset, length
 
 
+LookAway = Callable[[], None]
+"""Nobody reads there any more; to be called once."""
+
+
 @dataclass(slots=True)
 class SizeClass:
     """Slots of one size. ``free`` is oldest first: the longest unused goes out next."""
@@ -52,13 +56,17 @@ class SizeClass:
 
 @dataclass(slots=True)
 class Slab:
-    """``count`` slots from number ``first``, at ``offset`` of the arena."""
+    """``count`` slots from number ``first``, at ``offset`` of the arena.
+
+    ``busy`` of them are in use; ``looks`` are threads that read from it.
+    """
 
     first: int
     count: int
     offset: int
     size_class: SizeClass
     busy: int = 0
+    looks: int = 0
 
     @property
     def length(self) -> int:
@@ -214,7 +222,7 @@ class Slabs:
                 return
 
     def idle(self) -> Slab | None:
-        """A slab with no slot in use."""
+        """A slab with no slot in use, from which nobody reads."""
         return next(iter(self._idle.values()), None)
 
     def idle_of_others(self, size_class: SizeClass) -> Slab | None:
@@ -235,7 +243,21 @@ class Slabs:
         """A slot of the slab came into use (1) or went out of it (-1)."""
         slab.busy += change
         self.busy_bytes += change * slab.size_class.slot_bytes
-        if slab.busy == 0:
+        self._sort(slab)
+
+    def look(self, slab: Slab) -> LookAway:
+        """A thread reads from the slab, until that is called."""
+        slab.looks += 1
+        self._sort(slab)
+
+        def away() -> None:
+            slab.looks -= 1
+            self._sort(slab)
+
+        return away
+
+    def _sort(self, slab: Slab) -> None:
+        if slab.busy == 0 and slab.looks == 0:
             self._idle[slab.first] = slab
         else:
             self._idle.pop(slab.first, None)

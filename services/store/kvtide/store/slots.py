@@ -27,6 +27,7 @@ from kvtide.store.slabs import (
     SLOT_ALIGN_BYTES,
     Back,
     GiveBack,
+    LookAway,
     SizeClass,
     Slab,
     Slabs,
@@ -217,6 +218,10 @@ class SlotTable:
         account = self._account_of(slot)
         self.accounts.active(account, now_s)
         self._candidates.use(slot, account)
+
+    def look(self, slot: int) -> LookAway:
+        """Keep the memory behind the slot, but not its block, until that is called."""
+        return self._slabs.look(self._slab_of(slot))
 
     def hold(self, slot: int, until_s: float) -> None:
         """Do not evict the slot before ``until_s``, rounded up to half a second."""

@@ -18,6 +18,7 @@ class Tally:
     stale_commits: int = 0
     stored_bytes: int = 0
     ssd_demoted: int = 0
+    ssd_saved: int = 0
     ssd_demoted_bytes: int = 0
     ssd_compacted_bytes: int = 0
     ssd_evicted: int = 0

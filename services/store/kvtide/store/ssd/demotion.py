@@ -1,19 +1,24 @@
-"""Cold blocks leave DRAM for the SSD before their room is needed. Pure.
+"""Blocks are written to the SSD: cold ones, to leave DRAM, and others ahead of need. Pure.
 
 Which blocks are cold is the eviction policy's word: those that it would evict next. A
 block that the SSD has already is dropped at once; any other is pinned while the device
 copies, verifies and writes it, and dropped from DRAM when that is done. Where the
 device can't keep up, blocks are evicted without it, as if there were no SSD.
+
+A block that is only saved is not pinned, for that would change when it goes. If it goes
+while it is written, the record counts all the same where its bytes are right.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvtide.store.slabs import LookAway
 from kvtide.store.slots import SlotState
 from kvtide.store.ssd.books import Books
 from kvtide.store.ssd.entries import Block
 from kvtide.store.ssd.events import KillRecord, RecordDone, Trouble, WriteRecord
 from kvtide.store.ssd.format import record_bytes
+from kvtide.store.ssd.saving import Saving
 from kvtide.store.ssd.segments import Place
 
 PUT_MEMORY = 0.95
@@ -25,7 +30,10 @@ BadSlot = Callable[[int, float], None]
 
 @dataclass(slots=True)
 class _Demoted:
-    """A block on its way. ``unwanted``: it was deleted meanwhile."""
+    """A block on its way. ``unwanted``: it was deleted meanwhile.
+
+    ``look_away``: it is only saved, and not pinned.
+    """
 
     era: int
     row: int
@@ -35,6 +43,7 @@ class _Demoted:
     slot_bytes: int
     generation: int
     unwanted: bool = False
+    look_away: LookAway | None = None
 
 
 class Demotion:
@@ -44,7 +53,10 @@ class Demotion:
         """Nothing is under way."""
         self._books = books
         self._bad_slot = bad_slot
+        self.saving = Saving(books)
         self._under_way: dict[int, _Demoted] = {}
+        # those that are only saved, by (slot, generation)
+        self._saved: dict[tuple[int, int], _Demoted] = {}
         self._leaving_bytes = 0
         self._active = False
         self._full_bytes = books.inventory.table.arena_bytes
@@ -95,8 +107,20 @@ class Demotion:
         inventory.evict(slot, "demoted" if row is not None else "evicted", now_s)
         return True
 
-    def start(self, slot: int) -> WriteRecord:
-        """Have a block written; there is room for it."""
+    def takes_over(self, slot: int) -> bool:
+        """Have a block that is being saved go once that is done; false: it is not."""
+        table = self._books.inventory.table
+        job = self._saved.pop((slot, table.generation[slot]), None)
+        if job is None or job.look_away is None:
+            return False
+        job.look_away()
+        job.look_away = None
+        table.pin(slot)
+        self._leaving_bytes += job.slot_bytes
+        return True
+
+    def start(self, slot: int, *, stays: bool = False) -> WriteRecord:
+        """Have a block written; there is room for it. ``stays``: it is only saved."""
         books = self._books
         inventory, table = books.inventory, books.inventory.table
         wanted = inventory.check_of(slot, table.header_xxh3[slot])
@@ -112,9 +136,7 @@ class Demotion:
         )
         place = books.segments.append(length, row)
         lsn, number = books.next_lsn(), books.next_number()
-        table.pin(slot)
-        self._leaving_bytes += wanted.slot_bytes
-        self._under_way[number] = _Demoted(
+        job = self._under_way[number] = _Demoted(
             era=books.era,
             row=row,
             place=place,
@@ -123,6 +145,13 @@ class Demotion:
             slot_bytes=wanted.slot_bytes,
             generation=wanted.generation,
         )
+        self.saving.begun(slot)
+        if stays:
+            job.look_away = table.look(slot)
+            self._saved[slot, job.generation] = job
+        else:
+            table.pin(slot)
+            self._leaving_bytes += wanted.slot_bytes
         return WriteRecord(number, place, lsn, wanted)
 
     def delete(self, covers: Callable[[int], bool]) -> None:
@@ -142,7 +171,10 @@ class Demotion:
             books.segments.landed(job.place, live=stored)
             if stored:
                 books.add(job.row, job.place, job.lsn, now_s)
-                books.tally.ssd_demoted += 1
+                if job.look_away is None:
+                    books.tally.ssd_demoted += 1
+                else:
+                    books.tally.ssd_saved += 1
             else:
                 books.unreserve(job.row)
                 if job.unwanted:
@@ -156,12 +188,21 @@ class Demotion:
     ) -> None:
         inventory = self._books.inventory
         table = inventory.table
-        self._leaving_bytes -= job.slot_bytes
+        saved = job.look_away is not None
+        if job.look_away is not None:
+            job.look_away()
+            self._saved.pop((job.slot, job.generation), None)
+        else:
+            self._leaving_bytes -= job.slot_bytes
         still = table.is_use(job.slot, job.generation)
         if not still or table.state[job.slot] != SlotState.COMMITTED:
             return
         if done.trouble is Trouble.CORRUPT:
             self._bad_slot(job.slot, now_s)
+            return
+        if saved:
+            if not stored and table.key[job.slot] is not None:
+                self.saving.failed(job.slot, now_s)
             return
         table.unpin(job.slot)
         if table.key[job.slot] is None:

@@ -10,16 +10,18 @@ from prometheus_client import Histogram
 from kvtide.bus import Node
 from kvtide.bus.messages import StoreLoad
 from kvtide.kv import NodeId, derive_key
-from kvtide.runtime import TaskScope
+from kvtide.runtime import Clock, TaskScope
 from kvtide.store.settings import StoreSettings
 from kvtide.store.ssd.device import FilesSpec, SsdDevice, TierFiles
 from kvtide.store.ssd.events import DeletedSpace, SsdCommand, SsdEvent, TierOpened
 from kvtide.store.ssd.health import TierState
 from kvtide.store.ssd.rules import SsdRules
+from kvtide.store.ssd.tier import SsdTier
 
 log = structlog.get_logger("kvtide.store")
 
 DISK_SHARE = 0.9
+FLUSH_LOOK_S = 0.01
 
 DeletedSpaces = Callable[[], Sequence[DeletedSpace]]
 """What was deleted while the node was down; called in a thread, may block."""
@@ -28,6 +30,17 @@ DeletedSpaces = Callable[[], Sequence[DeletedSpace]]
 def no_deleted_spaces() -> Sequence[DeletedSpace]:
     """For a store that nobody tells."""
     return ()
+
+
+async def flushed(tier: SsdTier, clock: Clock, limit_s: float) -> bool:
+    """Wait until a tier that flushes has nothing left to write; false: it took too long."""
+    end_s = clock.monotonic() + limit_s
+    while not tier.flushed:
+        if clock.monotonic() >= end_s:
+            log.warning("ssd_flush_cut_short", limit_s=limit_s, left=tier.unsaved)
+            return False
+        await clock.sleep(FLUSH_LOOK_S)
+    return True
 
 
 def ssd_dir(settings: StoreSettings) -> Path:
@@ -47,6 +60,7 @@ def ssd_rules(settings: StoreSettings) -> SsdRules:
         ssd_low=min(settings.ssd_low, settings.ssd_high),
         promote_hits=settings.ssd_promote_hits,
         stage_share=settings.ssd_stage_share,
+        save_s=settings.ssd_save_s,
     )
 
 

@@ -11,7 +11,7 @@ class SsdRules:
     are demoted until no more than the second is in use. ``ssd_high`` and ``ssd_low``
     are the same for eviction from the SSD. ``clean_below`` is the live share under
     which a segment is cleaned without need. ``write_wait_s`` is how long reads may
-    hold up a write.
+    hold up a write. A block that only DRAM has is saved when it is ``save_s`` old; 0: never.
     """
 
     capacity_bytes: int = 0
@@ -20,6 +20,7 @@ class SsdRules:
     write_burst_s: float = 0.25
     writes: int = 2
     write_wait_s: float = 0.1
+    save_s: float = 0.0
     dram_high: float = 0.9
     dram_low: float = 0.85
     ssd_high: float = 0.85

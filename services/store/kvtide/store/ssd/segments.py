@@ -137,6 +137,17 @@ class Segments:
         self._reserved += length
         return place
 
+    @property
+    def all_sealed(self) -> bool:
+        """Whether a scan will find all that it needs in heads alone."""
+        return all(each.sealed or each.going for each in self._all.values())
+
+    def close_open(self) -> None:
+        """Append no more to the segment that is open: it is to be sealed."""
+        open_, self._open = self._open, None
+        if open_ is not None:
+            self._fill(open_)
+
     def landed(self, place: Place, *, live: bool) -> None:
         """A record in flight is written, and counts; or it does not."""
         segment = self._all[place.segment]

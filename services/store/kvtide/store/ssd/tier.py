@@ -121,10 +121,31 @@ class SsdTier:
         if health.writable:
             self.cleaning.evict(now_s)
             commands += self._write(now_s)
+            if self.demotion.saving.flushing and not len(self.demotion):
+                self.books.segments.close_open()
         drops, seals = self.books.segments.settle()
         commands += [DropSegment(segment.number) for segment in drops]
         commands += [SealSegment(each.number, each.tail) for each in seals]
         return commands
+
+    def flush(self, now_s: float) -> None:
+        """The store ends: what DRAM alone has is written as fast as can be."""
+        self.demotion.saving.flush(now_s)
+
+    @property
+    def unsaved(self) -> int:
+        """How many blocks DRAM alone has, about."""
+        return len(self.demotion.saving)
+
+    @property
+    def flushed(self) -> bool:
+        """Whether all of that is done that can be."""
+        saving = self.demotion.saving
+        if not (saving.flushing and self.health.writable):
+            return True
+        first = saving.next_slot()
+        left = first is not None and saving.has_room(first[0])
+        return not left and not len(self.demotion) and self.books.segments.all_sealed
 
     def stage(
         self, held: Held, message: StageBlocks, token: int | None, now_s: float
@@ -314,7 +335,8 @@ class SsdTier:
                 if not self._spend(length, now_s):
                     return None
                 return self.cleaning.start()
-        return self._demote(now_s) if demote else None
+        started = self._demote(now_s) if demote else None
+        return started or self._save(now_s)
 
     def _demote(self, now_s: float) -> SsdCommand | None:
         segments, table = self.books.segments, self.books.inventory.table
@@ -323,7 +345,8 @@ class SsdTier:
             if not victims:
                 return None
             for slot in victims:
-                if self.demotion.drop_clean(slot, now_s):
+                clean = self.demotion.drop_clean(slot, now_s)
+                if clean or self.demotion.takes_over(slot):
                     continue
                 length = record_bytes(table.slot_bytes(slot))
                 if not segments.room_for(length, segments.segment_bytes):
@@ -336,8 +359,22 @@ class SsdTier:
                 return self.demotion.start(slot)
         return None
 
+    def _save(self, now_s: float) -> SsdCommand | None:
+        saving = self.demotion.saving
+        first = saving.next_slot()
+        if first is None or not saving.has_room(first[0]):
+            return None
+        slot, due_s = first
+        if due_s > now_s:
+            self._due(due_s)
+            return None
+        length = record_bytes(self.books.inventory.table.slot_bytes(slot))
+        if not self._spend(length, now_s):
+            return None
+        return self.demotion.start(slot, stays=True)
+
     def _spend(self, length: int, now_s: float) -> bool:
-        if self._budget.take(length, now_s):
+        if self.demotion.saving.flushing or self._budget.take(length, now_s):
             return True
         self._due(self._budget.due_s(length, now_s))
         return False
