@@ -152,9 +152,9 @@ class SsdDriver:
 
     def handle(self, event: Event) -> None:
         for command in self.machine.handle(event, self.now_s):
-            self._obey(command)
+            self.obey(command)
 
-    def _obey(self, command: Command) -> None:
+    def obey(self, command: Command) -> None:
         match command:
             case Reply(token, message):
                 assert token not in self.answers

@@ -69,10 +69,10 @@ class StoreDriver:
         """Give an event; obey all commands; the replies among them."""
         replies: list[Reply] = []
         for command in self.machine.handle(event, self.now_s):
-            self._obey(command, replies)
+            self.obey(command, replies)
         return replies
 
-    def _obey(self, command: Command, replies: list[Reply]) -> None:
+    def obey(self, command: Command, replies: list[Reply]) -> None:
         match command:
             case Reply():
                 replies.append(command)

@@ -229,7 +229,7 @@ class TierModel(SsdDriver, RuleBasedStateMachine):
         until_ms = int(self.files_clock_ms()) + 1
         deleted = DeletedSpace(tenant=tag, model=None, until_ms=until_ms)
         for command in self.machine.ssd.delete(deleted, self.now_s):
-            self._obey(command)
+            self.obey(command)
         # of what DRAM has, the rest of the store takes care
         for lease, (_, _, number) in list(self.writers.items()):
             if tenant_of(number) == tenant:
