@@ -75,6 +75,15 @@ PURE = (
     "kvtide.decode.intake",
     "kvtide.decode.pages",
     "kvtide.decode.sequence",
+    "kvtide.cli.serve_bench.counters",
+    "kvtide.cli.serve_bench.dialogue",
+    "kvtide.cli.serve_bench.figures",
+    "kvtide.cli.serve_bench.outcomes",
+    "kvtide.cli.serve_bench.plot",
+    "kvtide.cli.serve_bench.reading",
+    "kvtide.cli.serve_bench.traces",
+    "kvtide.cli.serve_bench.words",
+    "kvtide.cli.serve_bench.workload",
 )
 IMPURE = {
     "aiosqlite",

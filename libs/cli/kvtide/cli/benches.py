@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from kvtide.cli import serve_flags as serving_load
 from kvtide.cli.exits import leave
 from kvtide.cli.flags import Json
 
@@ -23,8 +24,8 @@ class UsualCommand(TyperGroup):
 
 
 bench_app = typer.Typer(
-    help="Measure a running kvtide (serving, also without its name), its parts, or "
-    "transfers.",
+    help="Measure a running kvtide (serving, also without its name), any server under "
+    "load (serve), parts of kvtide, or transfers.",
     cls=UsualCommand,
 )
 
@@ -146,3 +147,48 @@ def store(
             folder=folder, blocks=blocks, out=out, as_json=json, console=console
         )
     )
+
+
+@bench_app.command()
+def serve(
+    url: serving_load.Url = "http://127.0.0.1:8000",
+    concurrency: serving_load.Concurrency = None,
+    rate: serving_load.Rate = None,
+    trace: serving_load.Trace = None,
+    speed: serving_load.Speed = 1.0,
+    length_scale: serving_load.LengthScale = 1.0,
+    skip: serving_load.Skip = 0,
+    requests: serving_load.Requests = 0,
+    span_s: serving_load.Span = None,
+    prompt_tokens: serving_load.PromptTokens = 512,
+    output_tokens: serving_load.OutputTokens = 64,
+    spread: serving_load.Variation = 0.0,
+    prefixes: serving_load.Prefixes = 1,
+    prefix_tokens: serving_load.PrefixTokens = 0,
+    zipf: serving_load.Zipf = 1.0,
+    turns: serving_load.Turns = 1,
+    think_s: serving_load.Think = 0.0,
+    max_tokens: serving_load.MostTokens = 8000,
+    max_output_tokens: serving_load.MostOutput = 4000,
+    api: serving_load.ApiName = "completions",
+    model: serving_load.Model = "",
+    api_key: serving_load.ApiKey = "",
+    ignore_eos: serving_load.IgnoreEos = True,
+    timeout_s: serving_load.Timeout = 600.0,
+    max_open: serving_load.MostOpen = 1024,
+    warmup: serving_load.Warmup = 1,
+    ttft_ms: serving_load.Ttft = None,
+    tbt_ms: serving_load.Tbt = None,
+    tell_targets: serving_load.TellTargets = False,
+    metrics: serving_load.Metrics = None,
+    state_dir: serving_load.StateDir = None,
+    seed: serving_load.Seed = 0,
+    out: serving_load.Out = None,
+    json: Json = False,
+) -> None:
+    """Send a load to any OpenAI server: TTFT, TBT, throughput, goodput, cache hits."""
+    given = dict(locals())
+    from kvtide.cli.commands.bench_serve import bench_serve  # noqa: PLC0415
+    from kvtide.cli.serve_bench.wanted import Flags  # noqa: PLC0415
+
+    leave(lambda console: bench_serve(Flags(**given), console))
