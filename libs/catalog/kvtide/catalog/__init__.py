@@ -4,12 +4,23 @@
 the schema. No serving step waits for any of them.
 """
 
-from kvtide.catalog.database import catalog_url
+from kvtide.catalog.access_queries import AuditQuery
+from kvtide.catalog.database import catalog_url, is_missing
 from kvtide.catalog.errors import (
     CatalogError,
     CatalogRejectedError,
     CatalogRevisionError,
     CatalogUnavailableError,
+    TenancyError,
+)
+from kvtide.catalog.key_text import (
+    KEY_BEGINS,
+    TENANT_NAME,
+    NewKey,
+    check_tenant_name,
+    key_hash,
+    key_prefix,
+    make_key,
 )
 from kvtide.catalog.migrate import HEAD, migrate
 from kvtide.catalog.pruning import Cutoffs
@@ -23,7 +34,9 @@ from kvtide.catalog.queries import (
     RemovalQuery,
 )
 from kvtide.catalog.records import (
+    Access,
     ApiKeyRow,
+    AuditRow,
     BlockDropped,
     BlockRow,
     BlocksForgotten,
@@ -33,6 +46,7 @@ from kvtide.catalog.records import (
     DecisionOutcome,
     DecisionRow,
     DeletionRow,
+    KeyScope,
     NodeRow,
     QuotaRow,
     RemovalRow,
@@ -41,11 +55,23 @@ from kvtide.catalog.records import (
     Verdict,
 )
 from kvtide.catalog.repository import Catalog
+from kvtide.catalog.tenancy import (
+    OPERATORS,
+    Limits,
+    Tenancy,
+    live_tenant,
+)
 from kvtide.catalog.writer import ChangeSink, Writer, WriterLimits
 
 __all__ = [
     "HEAD",
+    "KEY_BEGINS",
+    "OPERATORS",
+    "TENANT_NAME",
+    "Access",
     "ApiKeyRow",
+    "AuditQuery",
+    "AuditRow",
     "BlockCount",
     "BlockDropped",
     "BlockOrder",
@@ -67,16 +93,27 @@ __all__ = [
     "DeletionRow",
     "HitQuery",
     "HitRate",
+    "KeyScope",
+    "Limits",
+    "NewKey",
     "NodeRow",
     "QuotaRow",
     "RemovalCount",
     "RemovalQuery",
     "RemovalRow",
     "RequestRow",
+    "Tenancy",
+    "TenancyError",
     "TenantRow",
     "Verdict",
     "Writer",
     "WriterLimits",
     "catalog_url",
+    "check_tenant_name",
+    "is_missing",
+    "key_hash",
+    "key_prefix",
+    "live_tenant",
+    "make_key",
     "migrate",
 ]

@@ -47,6 +47,12 @@ def catalog_url(url: str, state_dir: Path) -> str:
     return _parsed(url).render_as_string(hide_password=False)
 
 
+def is_missing(url: str) -> bool:
+    """Whether opening would make a database file: looking on must not."""
+    file = url.partition(":///")[2] if url.startswith("sqlite") else ""
+    return bool(file) and not Path(file).exists()
+
+
 def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)

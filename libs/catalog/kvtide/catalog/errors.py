@@ -4,8 +4,10 @@ KvtideError
 └── CatalogError
     ├── CatalogUnavailableError   down, locked, full or too slow: try again later
     ├── CatalogRejectedError      the database refuses this very row: trying again is pointless
-    └── CatalogRevisionError      the schema is newer than, or foreign to, this program
-                                  (a ConfigError too: starting again will not help)
+    ├── CatalogRevisionError      the schema is newer than, or foreign to, this program
+    │                             (a ConfigError too: starting again will not help)
+    └── TenancyError              no such tenant or key, or there is one already
+                                  (a ConfigError too: what was asked for is wrong)
 """
 
 from kvtide.runtime import ConfigError, KvtideError
@@ -31,3 +33,12 @@ class CatalogRevisionError(CatalogError, ConfigError):
         ConfigError.__init__(self, message, key="catalog")
         self.found = found
         self.known = known
+
+
+class TenancyError(CatalogError, ConfigError):
+    """What is asked for can't be done; ``found``: such a thing is there already."""
+
+    def __init__(self, message: str, *, key: str, found: bool = False) -> None:
+        """``key`` is what was named wrongly: tenant or key."""
+        ConfigError.__init__(self, message, key=key)
+        self.found = found

@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from kvtide.catalog.database import transaction
 from kvtide.catalog.tables import (
     api_keys,
+    audit,
     blocks,
     decisions,
     deletions,
@@ -35,6 +36,7 @@ class Cutoffs:
     can take back. ``nodes_s``: nodes gone since before then that have no blocks left.
     ``tenants_s``: deleted tenants, with their keys and quotas, and what was removed by
     tenant or model; a store that was down for longer may bring those blocks back.
+    ``audit_s``: entries of the audit log.
     """
 
     requests_s: float | None = None
@@ -42,6 +44,7 @@ class Cutoffs:
     lost_s: float | None = None
     nodes_s: float | None = None
     tenants_s: float | None = None
+    audit_s: float | None = None
 
 
 async def prune(engine: AsyncEngine, before: Cutoffs) -> int:
@@ -82,6 +85,8 @@ def _conditions(before: Cutoffs) -> list[tuple[Table, ColumnElement[bool]]]:
             (tenants, old),
             (deletions, deletions.c.until_s < before.tenants_s),
         ]
+    if before.audit_s is not None:
+        found.append((audit, audit.c.at_s < before.audit_s))
     return found
 
 

@@ -193,12 +193,16 @@ class RequestRow:
 
 @dataclass(frozen=True, slots=True)
 class TenantRow:
-    """A tenant. A deleted one stays as a row, so that late nodes learn of it."""
+    """A tenant. A deleted one stays as a row, so that late nodes learn of it.
+
+    Tenants with the same ``share`` keep their blocks in one cache; "": each its own.
+    """
 
     tenant: TenantId
     name: str
     created_at_s: float
     deleted_at_s: float | None = None
+    share: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +218,16 @@ class DeletionRow:
     until_s: float
 
 
+class KeyScope(StrEnum):
+    """What a key opens: a tenant's own requests, or administration and nothing else."""
+
+    CLIENT = "client"
+    ADMIN = "admin"
+
+
 @dataclass(frozen=True, slots=True)
 class ApiKeyRow:
-    """An API key, known by its hash only."""
+    """An API key: its public ``prefix``, by which it is found, and its SHA-256."""
 
     key_hash: bytes
     tenant: TenantId
@@ -224,6 +235,8 @@ class ApiKeyRow:
     created_at_s: float
     expires_at_s: float | None = None
     revoked_at_s: float | None = None
+    prefix: str = ""
+    scope: KeyScope = KeyScope.CLIENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +248,36 @@ class QuotaRow:
     tokens_per_min: int | None = None
     concurrent_requests: int | None = None
     pool_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """What was done or tried: by whom, to what, and whether it was.
+
+    ``entry`` is a random name, so that a row that is written twice is there once.
+    """
+
+    entry: str
+    at_s: float
+    actor: str
+    action: str
+    target: str
+    outcome: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may ask, at one moment. Read only.
+
+    ``revision`` grows with each change; ``keys_made`` is 0 until the first key ever.
+    """
+
+    revision: int = 0
+    keys_made: int = 0
+    tenants: tuple[TenantRow, ...] = ()
+    keys: tuple[ApiKeyRow, ...] = ()
+    quotas: tuple[QuotaRow, ...] = ()
 
 
 Change = (
@@ -250,5 +293,6 @@ Change = (
     | DeletionRow
     | ApiKeyRow
     | QuotaRow
+    | AuditRow
 )
 """Everything that can be written."""

@@ -11,6 +11,7 @@ from typing import Self
 from sqlalchemy import Executable, func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from kvtide.catalog.access_queries import AuditQuery, read_access, select_audit
 from kvtide.catalog.database import open_engine, transaction
 from kvtide.catalog.migrate import migrate_engine, revision
 from kvtide.catalog.pruning import Cutoffs, prune
@@ -31,7 +32,9 @@ from kvtide.catalog.queries import (
     select_removals,
 )
 from kvtide.catalog.records import (
+    Access,
     ApiKeyRow,
+    AuditRow,
     BlockRow,
     Change,
     DecisionRow,
@@ -44,12 +47,14 @@ from kvtide.catalog.records import (
 )
 from kvtide.catalog.rows import (
     Values,
+    api_key_row,
     block_row,
     decision_row,
     node_row,
     request_row,
 )
 from kvtide.catalog.tables import (
+    access,
     api_keys,
     blocks,
     decisions,
@@ -207,12 +212,27 @@ class Catalog:
     async def api_keys(self) -> tuple[ApiKeyRow, ...]:
         """All keys, revoked ones too, by hash."""
         rows = await self._rows(select(api_keys).order_by(api_keys.c.key_hash))
-        return tuple(ApiKeyRow(**row) for row in rows)
+        return tuple(api_key_row(row) for row in rows)
 
     async def quotas(self) -> tuple[QuotaRow, ...]:
         """All tenants' limits."""
         rows = await self._rows(select(quotas).order_by(quotas.c.tenant))
         return tuple(QuotaRow(**row) for row in rows)
+
+    async def access_revision(self) -> int:
+        """Grows with each change of a tenant, a key or a quota; 0 before the first."""
+        rows = await self._rows(select(access.c.revision))
+        return int(rows[0]["revision"]) if rows else 0
+
+    async def access(self) -> Access:
+        """Who may ask, all of one moment."""
+        async with transaction(self._engine, writes=False) as connection:
+            return await read_access(connection)
+
+    async def audit(self, query: AuditQuery) -> tuple[AuditRow, ...]:
+        """What was done, the newest first."""
+        rows = await self._rows(select_audit(query))
+        return tuple(AuditRow(**row) for row in rows)
 
     async def prune(self, before: Cutoffs) -> int:
         """Delete what is too old, a bounded piece at a time; returns how many rows."""

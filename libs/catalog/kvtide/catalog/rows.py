@@ -13,11 +13,13 @@ from sqlalchemy import Table
 
 from kvtide.catalog.records import (
     ApiKeyRow,
+    AuditRow,
     BlockRow,
     CandidateRow,
     DecisionOutcome,
     DecisionRow,
     DeletionRow,
+    KeyScope,
     NodeRow,
     QuotaRow,
     RequestRow,
@@ -26,6 +28,7 @@ from kvtide.catalog.records import (
 )
 from kvtide.catalog.tables import (
     api_keys,
+    audit,
     blocks,
     decisions,
     deletions,
@@ -45,6 +48,7 @@ Row = (
     | DeletionRow
     | ApiKeyRow
     | QuotaRow
+    | AuditRow
 )
 """The records that are upserted; the other changes are updates and deletions."""
 
@@ -71,6 +75,7 @@ TARGETS: Mapping[type, Target] = {
     DeletionRow: Target(deletions),
     ApiKeyRow: Target(api_keys, kept=("created_at_s",)),
     QuotaRow: Target(quotas),
+    AuditRow: Target(audit),
 }
 
 
@@ -87,6 +92,8 @@ def values(record: Row) -> Values:
             row["verdict"] = record.verdict.value
             row["candidates"] = msgspec.json.encode(record.candidates).decode()
             del row["outcome"]
+        case ApiKeyRow():
+            row["scope"] = record.scope.value
         case _:
             pass
     return row
@@ -140,3 +147,9 @@ def decision_row(row: Values) -> DecisionRow:
 def request_row(row: Values) -> RequestRow:
     """A row of ``requests``."""
     return RequestRow(**row)
+
+
+def api_key_row(row: Values) -> ApiKeyRow:
+    """A row of ``api_keys``."""
+    changed: Values = {"scope": KeyScope(row["scope"])}
+    return ApiKeyRow(**(row | changed))

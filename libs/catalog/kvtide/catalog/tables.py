@@ -137,6 +137,7 @@ tenants = Table(
     Column("name", Text, nullable=False),
     Column("created_at_s", Double, nullable=False),
     Column("deleted_at_s", Double),
+    Column("share", NAME, nullable=False, server_default=""),
 )
 
 deletions = Table(
@@ -157,6 +158,30 @@ api_keys = Table(
     Column("created_at_s", Double, nullable=False),
     Column("expires_at_s", Double),
     Column("revoked_at_s", Double),
+    Column("prefix", NAME, nullable=False, server_default=""),
+    Column("scope", NAME, nullable=False, server_default="client"),
+)
+
+access = Table(
+    "access",
+    metadata,
+    # one row: ``revision`` grows with each change of a tenant, a key or a quota
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("revision", BigInteger, nullable=False),
+    Column("keys_made", BigInteger, nullable=False),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("entry", NAME, primary_key=True),
+    Column("at_s", Double, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("action", NAME, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("outcome", NAME, nullable=False),
+    Column("detail", Text, nullable=False),
+    Index("ix_audit_at_s", "at_s"),
 )
 
 quotas = Table(

@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from kvtide.catalog.records import (
     ApiKeyRow,
+    AuditRow,
     BlockDropped,
     BlockRow,
     BlocksForgotten,
@@ -35,7 +36,7 @@ from kvtide.catalog.records import (
     TenantRow,
 )
 from kvtide.catalog.rows import TARGETS, Row, Values, values
-from kvtide.catalog.tables import blocks, decisions, removals
+from kvtide.catalog.tables import access, blocks, decisions, removals
 
 REASON_CHARS = 128
 
@@ -47,6 +48,9 @@ async def write_group(
     if kind in TARGETS:
         rows = [change for change in group if isinstance(change, Row)]
         await _upsert(connection, TARGETS[kind].table, rows)
+        if kind in (TenantRow, ApiKeyRow, QuotaRow):
+            made = len(rows) if kind is ApiKeyRow else 0
+            await _count_access(connection, made)
         return
     dropped = [change for change in group if isinstance(change, BlockDropped)]
     used = [change for change in group if isinstance(change, BlockUsed)]
@@ -82,6 +86,20 @@ async def _upsert(
     await connection.execute(statement, list(newest.values()))
 
 
+async def _count_access(connection: AsyncConnection, keys_made: int) -> None:
+    """Who may ask has changed: those who look for that see the revision grow."""
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    insert = dialect.insert(access).values(id=1, revision=1, keys_made=keys_made)
+    statement = insert.on_conflict_do_update(
+        index_elements=["id"],
+        set_={
+            "revision": access.c.revision + 1,
+            "keys_made": access.c.keys_made + keys_made,
+        },
+    )
+    await connection.execute(statement)
+
+
 async def _change(connection: AsyncConnection, change: Change) -> None:
     match change:
         case BlocksForgotten():
@@ -115,6 +133,7 @@ async def _change(connection: AsyncConnection, change: Change) -> None:
             | DeletionRow()
             | ApiKeyRow()
             | QuotaRow()
+            | AuditRow()
         ):
             raise TypeError("written in groups")
         case _:

@@ -16,6 +16,7 @@ from kvtide.cli.commands.sim import sim_app
 from kvtide.cli.exits import leave
 from kvtide.cli.flags import CatalogUrl, Cluster, Config, Json, Nats, StateDir
 from kvtide.cli.pool_commands import blocks_app, drain
+from kvtide.cli.tenant_commands import audit, keys_app, tenants_app
 
 app = typer.Typer(
     name="kvtide",
@@ -29,6 +30,9 @@ app.add_typer(bus_app, name="bus")
 app.add_typer(bench_app, name="bench")
 app.add_typer(sim_app, name="sim")
 app.add_typer(blocks_app, name="blocks")
+app.add_typer(tenants_app, name="tenants")
+app.add_typer(keys_app, name="keys")
+app.command()(audit)
 app.command()(drain)
 app.command()(plan)
 

@@ -3,7 +3,6 @@
 import asyncio
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
 import msgspec
 
@@ -16,6 +15,7 @@ from kvtide.catalog import (
     Catalog,
     CatalogError,
     catalog_url,
+    is_missing,
 )
 from kvtide.cli.block_names import BlockNames
 from kvtide.cli.stores import list_blocks
@@ -124,12 +124,6 @@ async def _rows(
     except (CatalogError, TimeoutError) as error:
         why = hide_passwords(str(error)) or "it does not answer"
         raise NoCatalogError(f"the catalog can't be read: {why}") from error
-
-
-def is_missing(url: str) -> bool:
-    """Whether opening would make a database file: looking on must not."""
-    file = url.partition(":///")[2] if url.startswith("sqlite") else ""
-    return bool(file) and not Path(file).exists()
 
 
 async def from_stores(

@@ -3,8 +3,8 @@
 import asyncio
 
 from kvtide.bus.messages import BlockSelector
-from kvtide.catalog import Catalog, CatalogError, DeletionRow, catalog_url
-from kvtide.cli.found_blocks import CATALOG_LIMIT_S, NoCatalogError, is_missing
+from kvtide.catalog import Catalog, CatalogError, DeletionRow, catalog_url, is_missing
+from kvtide.cli.found_blocks import CATALOG_LIMIT_S, NoCatalogError
 from kvtide.runtime.settings import RoleSettings, hide_passwords
 
 

@@ -8,6 +8,8 @@ from prometheus_client import CollectorRegistry
 
 from kvtide.bus import Node, open_node
 from kvtide.bus.messages import NodeState
+from kvtide.gateway.access.opening import open_access
+from kvtide.gateway.access.tls import check_tls
 from kvtide.gateway.api.application import make_application
 from kvtide.gateway.api.door import Door
 from kvtide.gateway.metrics import GatewayMetrics
@@ -59,14 +61,20 @@ async def serve_on(
         max_open_requests=settings.max_open_requests,
         quarantine_s=settings.quarantine_s,
     )
+    tls = check_tls(settings.tls_cert, settings.tls_key)
     with ThreadPoolExecutor(settings.text_threads, "text") as executor:
         folder = settings.model.expanduser()
         served = await ServedModel.open(settings.served_name, folder, node, executor)
-        app = make_application(Door(settings, gateway, served, metrics), registry)
-        server = HttpServer(
-            app, settings.listen, settings.http_port, settings.connection_limits
-        )
-        async with TaskScope() as scope:
+        async with (
+            open_access(settings, clock=node.clock, registry=registry) as desk,
+            TaskScope() as scope,
+        ):
+            door = Door(settings, gateway, served, metrics, desk)
+            app = make_application(door, registry)
+            limits = settings.connection_limits
+            server = HttpServer(
+                app, settings.listen, settings.http_port, limits, tls=tls
+            )
             await gateway.start()
             serving = scope.spawn(server.run(), name="http")
             node.set_http(server.url)

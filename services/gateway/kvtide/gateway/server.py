@@ -8,6 +8,7 @@ from collections.abc import Generator
 import uvicorn
 from starlette.types import ASGIApp
 
+from kvtide.gateway.access.tls import TlsFiles
 from kvtide.gateway.connections import ConnectionLimits, limited_protocol
 from kvtide.runtime import ConfigError
 
@@ -20,9 +21,15 @@ class HttpServer:
     """Listens from ``__init__`` on, serves while ``run`` runs, ends after ``stop``."""
 
     def __init__(
-        self, app: ASGIApp, host: str, port: int, limits: ConnectionLimits
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        limits: ConnectionLimits,
+        *,
+        tls: TlsFiles | None = None,
     ) -> None:
-        """Bind the port.
+        """Bind the port. With ``tls`` nothing but HTTPS is served.
 
         Raises:
             ConfigError: the address can't be bound; the message names the port.
@@ -39,7 +46,10 @@ class HttpServer:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=STOP_S,
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            ssl_certfile=tls.cert if tls is not None else None,
+            ssl_keyfile=tls.key if tls is not None else None,
         )
+        self._scheme = "http" if tls is None else "https"
         self._server = _Server(config)
 
     @property
@@ -53,7 +63,7 @@ class HttpServer:
         """Where clients on this machine find it."""
         host, port = self.address
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-        return f"http://{shown}:{port}"
+        return f"{self._scheme}://{shown}:{port}"
 
     async def run(self) -> None:
         """Serve until ``stop``; open responses get ``STOP_S`` to end."""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from kvtide.gateway.access.auth_mode import AuthMode
 from kvtide.gateway.connections import ConnectionLimits
 from kvtide.gateway.life import LifeLimits
 from kvtide.runtime.settings import RoleSettings
@@ -20,6 +21,38 @@ class GatewaySettings(RoleSettings):
     )
     tenant: str = Field(
         default="default", min_length=1, description="tenant of requests without a key"
+    )
+    auth: AuthMode = Field(
+        default=AuthMode.AUTO,
+        description="auto: keys are needed once one was ever made (kvtide keys make); "
+        "required: always; open: never",
+    )
+    keys_refresh_s: float = Field(
+        default=2.0,
+        gt=0,
+        le=60,
+        description="how often keys are read again: a revoked one works no longer",
+    )
+    keys_max_age_s: float = Field(
+        default=900.0,
+        gt=0,
+        description="while the database is down, keys that were known go on for so long",
+    )
+    cors_origins: str = Field(
+        default="",
+        description="origins whose pages in browsers may call, comma-separated, or *; "
+        "empty: none",
+    )
+    tls_cert: Path | None = Field(
+        default=None, description="PEM file with the certificate chain: HTTPS only then"
+    )
+    tls_key: Path | None = Field(
+        default=None, description="PEM file with the certificate's key, unencrypted"
+    )
+    head_timeout_s: float = Field(
+        default=15.0,
+        gt=0,
+        description="a request's head that takes longer to arrive ends its connection",
     )
     max_open_requests: int = Field(
         default=1024, ge=1, description="requests at a time; more are refused at once"
@@ -84,7 +117,16 @@ class GatewaySettings(RoleSettings):
     def connection_limits(self) -> ConnectionLimits:
         """The limits of the HTTP port."""
         connections = self.max_connections or 4 * self.max_open_requests
-        return ConnectionLimits(connections, self.client_stall_s)
+        return ConnectionLimits(
+            connections, self.client_stall_s, head_s=self.head_timeout_s
+        )
+
+    @property
+    def cors(self) -> tuple[str, ...]:
+        """The origins, one by one."""
+        return tuple(
+            part for each in self.cors_origins.split(",") if (part := each.strip())
+        )
 
     @property
     def limits(self) -> LifeLimits:

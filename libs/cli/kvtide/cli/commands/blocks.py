@@ -12,7 +12,14 @@ from rich.table import Table
 from kvtide.bus import load_secret
 from kvtide.bus.interface import Bus
 from kvtide.bus.messages import BlockSelector
-from kvtide.catalog import Catalog, CatalogError, RemovalQuery, RemovalRow, catalog_url
+from kvtide.catalog import (
+    Catalog,
+    CatalogError,
+    RemovalQuery,
+    RemovalRow,
+    catalog_url,
+    is_missing,
+)
 from kvtide.cli.access import NoNatsError, open_bus
 from kvtide.cli.block_names import BlockNames, key_range
 from kvtide.cli.found_blocks import (
@@ -24,7 +31,6 @@ from kvtide.cli.found_blocks import (
     catalog_keys,
     from_catalog,
     from_stores,
-    is_missing,
 )
 from kvtide.cli.sizes import size
 from kvtide.cli.stores import NoStoreError, Seen, keys_between, look_around

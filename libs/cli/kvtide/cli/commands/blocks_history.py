@@ -14,8 +14,9 @@ from kvtide.catalog import (
     HitRate,
     RemovalCount,
     catalog_url,
+    is_missing,
 )
-from kvtide.cli.found_blocks import CATALOG_LIMIT_S, NoCatalogError, is_missing
+from kvtide.cli.found_blocks import CATALOG_LIMIT_S, NoCatalogError
 from kvtide.cli.sizes import size
 from kvtide.kv import TenantId
 from kvtide.runtime import SystemClock

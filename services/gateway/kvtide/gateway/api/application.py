@@ -5,6 +5,8 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from kvtide.gateway.access.cors import cross_origin
+from kvtide.gateway.access.gate import KeyGate
 from kvtide.gateway.api.completions import completion_routes
 from kvtide.gateway.api.door import Door
 from kvtide.gateway.api.models import model_routes
@@ -31,5 +33,8 @@ def make_application(door: Door, registry: CollectorRegistry) -> ASGIApp:
         for route in router.routes
         if isinstance(route, Route)
     )
+    gated = KeyGate(app, door.access.keys, door.access.audit)
     # outside of everything, so that the answer to a bug has an id too
-    return RequestIds(app, metrics=door.metrics, routes=paths)
+    return RequestIds(
+        cross_origin(gated, door.settings.cors), metrics=door.metrics, routes=paths
+    )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvtide.gateway.access.opening import AccessDesk
 from kvtide.gateway.api.problems import ApiError
 from kvtide.gateway.metrics import GatewayMetrics
 from kvtide.gateway.served import ServedModel
@@ -17,6 +18,7 @@ class Door:
     gateway: Gateway
     served: ServedModel
     metrics: GatewayMetrics
+    access: AccessDesk
 
     def check_model(self, name: str) -> None:
         """Only the served model may be named.

@@ -12,7 +12,8 @@ class RequestSpec:
     """One answer to be made. Never changes, whatever happens to its attempts.
 
     ``keys`` are those of the full blocks of ``prompt``. ``stop_token_ids`` end the
-    answer; the model's own end tokens are among them unless ``ignore_eos``.
+    answer; the model's own end tokens are among them unless ``ignore_eos``. Limits are
+    those of ``tenant``; blocks are kept in the name of ``cache_owner``, if it is another.
     """
 
     request: RequestId
@@ -30,6 +31,7 @@ class RequestSpec:
     ttft_ms: float | None = None
     tbt_ms: float | None = None
     priority: int = 0
+    cache_owner: TenantId | None = None
 
 
 @dataclass(frozen=True, slots=True)

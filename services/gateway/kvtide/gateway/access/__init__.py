@@ -1,0 +1,1 @@
+"""Who may ask: keys, the tenants that they stand for, and the book of what was done."""
