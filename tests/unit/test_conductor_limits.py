@@ -2,7 +2,8 @@
 
 from hypothesis import given, settings, strategies as st
 
-from kvtide.conductor.reducers.limits import TenantLimits, TenantQuota
+from kvtide.conductor.quota import TenantQuota
+from kvtide.conductor.reducers.limits import TenantLimits
 from kvtide.kv import RequestId, TenantId
 
 T = TenantId("t")

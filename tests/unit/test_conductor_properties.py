@@ -42,7 +42,7 @@ from kvtide.conductor.events import (
     StatusAsked,
     Tick,
 )
-from kvtide.conductor.reducers.limits import TenantQuota
+from kvtide.conductor.quota import TenantQuota
 from kvtide.conductor.serving import ServingRules
 from kvtide.kv import BlockKey, Located, NodeId, NodeRef, Role, TenantId
 from kvtide.policy import ColumnPolicy, PolicyName, Targets, rules_of

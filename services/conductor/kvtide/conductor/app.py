@@ -16,6 +16,7 @@ from kvtide.catalog import (
     catalog_url,
 )
 from kvtide.conductor.dispatcher import Dispatcher
+from kvtide.conductor.quotas import follow_quotas
 from kvtide.conductor.settings import ConductorSettings
 from kvtide.conductor.shell import ConductorService
 from kvtide.conductor.warming import warm
@@ -73,6 +74,13 @@ async def serve(
                     node.set_http(health.url)
                     await service.start()
                     tasks.spawn(warm(catalog, node, dispatcher), name="warm index")
+                    quotas = follow_quotas(
+                        catalog,
+                        service.take_quotas,
+                        clock,
+                        every_s=settings.quotas_every_s,
+                    )
+                    tasks.spawn(quotas, name="quotas")
                     try:
                         await stop.wait()
                     finally:

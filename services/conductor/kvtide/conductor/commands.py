@@ -11,12 +11,17 @@ from kvtide.bus.messages import (
     DropExtras,
     Explained,
     Failure,
+    GrantAsked,
+    GrantDenied,
+    Granted,
     Placed,
     PlacementMade,
     Rejected,
     Replicate,
     RequestEnded,
     StatusReply,
+    TenantUse,
+    UseQuery,
 )
 from kvtide.conductor.events import ReplyTo
 from kvtide.kv import NodeId, Role
@@ -30,7 +35,24 @@ class Reply:
     """Answer a question."""
 
     reply_to: ReplyTo
-    message: Answer | StatusReply | Explained | CostsKnown | Failure
+    message: (
+        Answer
+        | Granted
+        | GrantDenied
+        | TenantUse
+        | StatusReply
+        | Explained
+        | CostsKnown
+        | Failure
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Consult:
+    """Ask this conductor first; its word comes with the question again."""
+
+    conductor: NodeId
+    message: GrantAsked | UseQuery
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +114,7 @@ class TellWorker:
 
 Command = (
     Reply
+    | Consult
     | Announce
     | RecordDecision
     | RecordEnd

@@ -2,7 +2,8 @@
 
 Pure: no clock, socket or ``await``. A shell or a simulator calls ``handle`` with each
 event and the time, and does the commands in order. Each question gets exactly one
-``Reply``, among the commands of its own event.
+``Reply``, among the commands of its own event; or one ``Consult`` alone, after which the
+question comes again with the word of the conductor that was asked.
 """
 
 from typing import assert_never
@@ -11,7 +12,10 @@ from kvtide.bus.messages import (
     Beat,
     ConductorLoad,
     GatewayLoad,
+    GrantDenied,
+    Granted,
     NodeView,
+    Outcome,
     Placed,
     PlacementMade,
     RequestEnded,
@@ -20,6 +24,7 @@ from kvtide.bus.messages import (
 from kvtide.conductor.commands import (
     Announce,
     Command,
+    Consult,
     RecordEnd,
     RecordNode,
     RecordNodeGone,
@@ -36,15 +41,18 @@ from kvtide.conductor.events import (
     Event,
     ExplainAsked,
     Fenced,
+    GrantWanted,
     MemberGone,
     MemberSeen,
     News,
     PlacementHeard,
     Question,
+    QuotasRead,
     StatusAsked,
     StoreExact,
     StoreForgotten,
     Tick,
+    UseAsked,
 )
 from kvtide.conductor.limits import ConductorLimits
 from kvtide.conductor.reducers.admission import (
@@ -58,7 +66,8 @@ from kvtide.conductor.reducers.bookings import Bookings
 from kvtide.conductor.reducers.costs import Costs
 from kvtide.conductor.reducers.explanations import Explanations
 from kvtide.conductor.reducers.fleet import FleetTable
-from kvtide.conductor.reducers.limits import TenantLimits
+from kvtide.conductor.reducers.homes import Homes
+from kvtide.conductor.reducers.limits import Denied, TenantLimits
 from kvtide.conductor.reducers.membership import Membership
 from kvtide.conductor.reducers.outlook import Outlook
 from kvtide.conductor.reducers.prefix_index import PrefixIndex
@@ -101,7 +110,9 @@ class Dispatcher:
             answer_tokens=policy.seeds.answer_tokens,
             tbt_ms=policy.seeds.step_ms,
         )
+        self._quotas = serving.quotas
         self._tenants = TenantLimits(serving.quotas, serving.default_quota)
+        self._homes = Homes(self._members, self._tenants)
         self._answers = Answers(self._limits)
         self._explanations = Explanations(self._limits.explanations)
         self._roles = Roles(self._members, serving.roles)
@@ -117,6 +128,7 @@ class Dispatcher:
                 self._explanations,
                 self._outlook,
                 self._tenants,
+                self._homes,
             ),
             policy,
         )
@@ -132,18 +144,45 @@ class Dispatcher:
 
     def _answer(self, question: Question, now_s: float) -> list[Command]:
         match question:
-            case AdmitAsked(admit, reply_to):
-                decision = self._admission.decide(admit, self.me, now_s)
-                copies = self._copies(decision, now_s)
-                return [Reply(reply_to, decision.answer), *decision.commands, *copies]
+            case AdmitAsked():
+                return self._admit(question, now_s)
+            case GrantWanted():
+                return [self._lend(question, now_s)]
+            case UseAsked(query, reply_to):
+                message = self._tenants.use(query.tenant, now_s)
             case StatusAsked(_, reply_to):
-                return [Reply(reply_to, self._status(question, now_s))]
+                message = self._status(question, now_s)
             case ExplainAsked(query, reply_to):
-                return [Reply(reply_to, self._explanations.explain(query.request))]
+                message = self._explanations.explain(query.request)
             case CostsAsked(reply_to):
-                return [Reply(reply_to, self._costs.known())]
+                message = self._costs.known()
             case _:
                 assert_never(question)
+        return [Reply(reply_to, message)]
+
+    def _admit(self, asked: AdmitAsked, now_s: float) -> list[Command]:
+        decision = self._admission.decide(asked.admit, self.me, now_s, asked.word)
+        if isinstance(decision, Consult):
+            return [decision]
+        copies = self._copies(decision, now_s)
+        return [Reply(asked.reply_to, decision.answer), *decision.commands, *copies]
+
+    def _lend(self, wanted: GrantWanted, now_s: float) -> Reply | Consult:
+        request = wanted.asked.request
+        if self._bookings.has_ended(request):
+            over = Denied("the request has had its terminal answer", None)
+        else:
+            over = self._homes.lend(self.me, wanted.asked, wanted.word, now_s)
+        match over:
+            case Consult():
+                return over
+            case Denied(reason, retry_after_ms):
+                denied = GrantDenied(
+                    request=request, reason=reason, retry_after_ms=retry_after_ms
+                )
+                return Reply(wanted.reply_to, denied)
+            case None:
+                return Reply(wanted.reply_to, Granted(request=request))
 
     def _copies(self, decision: Decision, now_s: float) -> list[TellStore]:
         """What a new placement means for where copies should be."""
@@ -177,11 +216,14 @@ class Dispatcher:
             case MemberSeen(beat):
                 return self._seen(beat, now_s)
             case MemberGone(ref):
-                return self._gone(ref)
+                return self._gone(ref, now_s)
             case Fenced(me):
                 self.me = me
                 self._bookings.clear()
                 self._answers.clear()
+                self._tenants.forsake()
+            case QuotasRead(quotas):
+                self._tenants.replace({**self._quotas, **quotas})
             case Tick():
                 self._tick(now_s)
                 copies = self._replication.tick(self.me, now_s)
@@ -201,7 +243,8 @@ class Dispatcher:
     def _tick(self, now_s: float) -> None:
         for beat in self._members.live(Role.GATEWAY):
             if _is_idle(beat):
-                self._bookings.gateway_idle(beat.node, now_s)
+                for request in self._bookings.gateway_idle(beat.node, now_s):
+                    self._tenants.lost(request, now_s)
         self._bookings.tick(now_s)
         self._answers.tick(now_s)
         self._tenants.tick(now_s)
@@ -238,7 +281,7 @@ class Dispatcher:
         if before is not None and before.node.epoch > beat.node.epoch:
             return []
         if before is not None and before.node.epoch < beat.node.epoch:
-            self._lost(before)
+            self._lost(before, now_s)
         if Role.STORE in beat.roles:
             self._replication.store_seen(beat.node, now_s)
         self._costs.seen(beat, before)
@@ -249,31 +292,35 @@ class Dispatcher:
             return []
         return [RecordNode(beat)]
 
-    def _gone(self, ref: NodeRef) -> list[Command]:
+    def _gone(self, ref: NodeRef, now_s: float) -> list[Command]:
         beat = self._members.gone(ref)
         if beat is None:
             return []
-        self._lost(beat)
+        self._lost(beat, now_s)
         row = self._fleet.gone(ref.node)
         if row is not None:
             self._outlook.row_gone(row)
         return [RecordNodeGone(ref.node, beat)]
 
-    def _lost(self, beat: Beat) -> None:
+    def _lost(self, beat: Beat, now_s: float) -> None:
         """That life of a node is over, and with it what it held and owned."""
         self._roles.gone(beat.node)
         if Role.STORE in beat.roles:
             self._index.forget_life(beat.node)
             self._replication.store_gone(beat.node)
         if Role.GATEWAY in beat.roles:
-            self._bookings.gateway_gone(beat.node)
+            for request in self._bookings.gateway_gone(beat.node):
+                self._tenants.lost(request, now_s)
 
     def _ended(self, ended: RequestEnded, now_s: float) -> list[Command]:
         """Close the book; the conductor that placed it records it, if it still lives."""
         booking = self._bookings.end(ended.request, now_s)
         self._outlook.ended(ended, now_s)
-        used_tokens = max(0, ended.prompt_tokens) + max(0, ended.output_tokens)
-        self._tenants.ended(ended.request, used_tokens, now_s)
+        if ended.outcome is Outcome.REJECTED:
+            self._tenants.release(ended.request, now_s)
+        else:
+            used_tokens = max(0, ended.prompt_tokens) + max(0, ended.output_tokens)
+            self._tenants.ended(ended.request, used_tokens, now_s)
         ours = self._answers.forget(ended.request) is not None
         theirs = booking is not None and booking.conductor != self.me and not ours
         if booking is not None and theirs and self._members.is_live(booking.conductor):

@@ -1,6 +1,6 @@
 """What can happen to a conductor. Frozen; times come beside them, never in them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NewType, assert_never
 
@@ -10,20 +10,60 @@ from kvtide.bus.messages import (
     Beat,
     Dropped,
     ExplainQuery,
+    GrantAsked,
+    GrantDenied,
+    Granted,
     PlacementMade,
     RequestEnded,
+    TenantUse,
+    UseQuery,
 )
-from kvtide.kv import Located, NodeId, NodeRef
+from kvtide.conductor.quota import TenantQuota
+from kvtide.kv import Located, NodeId, NodeRef, TenantId
 
 ReplyTo = NewType("ReplyTo", int)
 """Whoever asked; each question has its own and gets exactly one ``Reply`` at once."""
 
 
 @dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A conductor that was asked first gave no answer. ``gone``: nobody listens there.
+
+    Else it may still be there, until ``retry_after_ms`` from now.
+    """
+
+    conductor: NodeId
+    gone: bool
+    retry_after_ms: float
+
+
+Word = Granted | GrantDenied | TenantUse | Unanswered
+"""What another conductor said to a ``Consult``."""
+
+
+@dataclass(frozen=True, slots=True)
 class AdmitAsked:
-    """A gateway asks for a placement."""
+    """A gateway asks for a placement. ``word`` is what another conductor said to it."""
 
     admit: Admit
+    reply_to: ReplyTo
+    word: Word | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GrantWanted:
+    """Another conductor asks us, as the tenant's home. ``word`` as in ``AdmitAsked``."""
+
+    asked: GrantAsked
+    reply_to: ReplyTo
+    word: Word | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UseAsked:
+    """Another conductor has become a tenant's home."""
+
+    query: UseQuery
     reply_to: ReplyTo
 
 
@@ -122,13 +162,20 @@ class CostsAsked:
     reply_to: ReplyTo
 
 
-Question = AdmitAsked | StatusAsked | ExplainAsked | CostsAsked
-"""Gets one ``Reply``."""
+@dataclass(frozen=True, slots=True)
+class QuotasRead:
+    """What the catalog says that tenants may use."""
+
+    quotas: Mapping[TenantId, TenantQuota]
+
+
+Question = AdmitAsked | GrantWanted | UseAsked | StatusAsked | ExplainAsked | CostsAsked
+"""Gets one ``Reply``; of the first two, perhaps a ``Consult``, and comes again."""
 
 BlockNews = BlocksMoved | BlocksWarmed | StoreForgotten | StoreExact
 """About what stores hold."""
 
-News = PlacementHeard | EndHeard | MemberSeen | MemberGone | Fenced | Tick
+News = PlacementHeard | EndHeard | MemberSeen | MemberGone | Fenced | QuotasRead | Tick
 """Everything else."""
 
 Event = Question | BlockNews | News

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvtide.conductor.reducers.limits import TenantQuota
+from kvtide.conductor.quota import TenantQuota
 from kvtide.conductor.reducers.roles import RoleRules
 from kvtide.kv import TenantId
 from kvtide.policy import Prediction

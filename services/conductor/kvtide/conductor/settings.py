@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from kvtide.conductor.profiles import load_profiles
-from kvtide.conductor.reducers.limits import TenantQuota
+from kvtide.conductor.quota import TenantQuota
 from kvtide.conductor.reducers.replication import ReplicationRules
 from kvtide.conductor.reducers.roles import RoleRules
 from kvtide.conductor.serving import ServingRules
@@ -104,6 +104,12 @@ class ConductorSettings(RoleSettings):
     default_quota: TenantSettings = Field(
         default_factory=TenantSettings,
         description="quotas of each tenant that has none of its own",
+    )
+    quotas_every_s: float = Field(
+        default=5.0,
+        gt=0,
+        description="how often tenants' limits are read from the catalog, where they "
+        "come before those of the settings",
     )
     move_roles: bool = Field(
         default=True,

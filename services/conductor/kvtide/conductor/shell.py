@@ -4,6 +4,7 @@ Thin: it decides nothing. Every event is handled at once, in the order in which 
 delivers; what is written to the catalog waits in the writer's queue, never here.
 """
 
+from collections.abc import Mapping
 from typing import assert_never
 
 import structlog
@@ -15,6 +16,7 @@ from kvtide.bus import (
     Handler,
     Hop,
     Incoming,
+    Later,
     Node,
     RosterEvent,
     Subscription,
@@ -24,6 +26,7 @@ from kvtide.bus.messages import (
     CostsQuery,
     ExplainQuery,
     Failure,
+    GrantAsked,
     Message,
     NodeState,
     Placed,
@@ -31,11 +34,13 @@ from kvtide.bus.messages import (
     Rejected,
     RequestEnded,
     StatusQuery,
+    UseQuery,
 )
 from kvtide.catalog import Change, Writer
 from kvtide.conductor.commands import (
     Announce,
     Command,
+    Consult,
     RecordDecision,
     RecordEnd,
     RecordNode,
@@ -44,6 +49,7 @@ from kvtide.conductor.commands import (
     TellStore,
     TellWorker,
 )
+from kvtide.conductor.consulting import Consulting
 from kvtide.conductor.dispatcher import Dispatcher
 from kvtide.conductor.events import (
     AdmitAsked,
@@ -52,17 +58,21 @@ from kvtide.conductor.events import (
     Event,
     ExplainAsked,
     Fenced,
+    GrantWanted,
     PlacementHeard,
     Question,
+    QuotasRead,
     ReplyTo,
     StatusAsked,
     Tick,
+    UseAsked,
     member_events,
 )
 from kvtide.conductor.index_sink import IndexSink
 from kvtide.conductor.metrics import ConductorMetrics
+from kvtide.conductor.quota import TenantQuota
 from kvtide.conductor.records import decision_row, end_rows, node_row
-from kvtide.kv import NodeRef, Role
+from kvtide.kv import NodeRef, Role, TenantId
 from kvtide.runtime import LimitError
 
 TICK_S = 0.5
@@ -86,6 +96,7 @@ class ConductorService:
         self._writer = writer
         self._metrics = ConductorMetrics(registry)
         self._follower = BlockFollower(node, IndexSink(dispatcher, node.clock))
+        self._consulting = Consulting(node, self._handle)
         self._subscriptions: list[Subscription] = []
         self._asked = 0
         self._closed = False
@@ -123,6 +134,10 @@ class ConductorService:
             await subscription.close()
         await self._follower.close()
 
+    def take_quotas(self, quotas: Mapping[TenantId, TenantQuota]) -> None:
+        """Tenants' limits as the catalog has them now; they come before the settings'."""
+        self._record(self._handle(QuotasRead(quotas)))
+
     def record_members(self) -> None:
         """Record all live nodes again, after the catalog has lost changes."""
         wall_s = self._node.clock.wall()
@@ -131,13 +146,31 @@ class ConductorService:
 
     # ---- what is heard
 
-    async def _on_question(self, incoming: Incoming) -> Message:
+    async def _on_question(self, incoming: Incoming) -> Message | Later | None:
         began_s = self._node.clock.monotonic()
         question = self._question(incoming)
         if question is None:
             kind = type(incoming.message).__name__
             return Failure(code="unexpected", reason=f"{kind} is no question")
-        reply, *rest = self._handle(question)
+        consulting = self._consulting
+        asking = isinstance(question, AdmitAsked | GrantWanted)
+        if asking and consulting.is_open(question):
+            return None
+        commands = self._handle(question)
+        if asking and isinstance(commands[0], Consult):
+            return Later(self._consulted(question, commands[0], began_s))
+        return await self._answered(question, commands, began_s)
+
+    async def _consulted(
+        self, question: AdmitAsked | GrantWanted, consult: Consult, began_s: float
+    ) -> Message:
+        commands = await self._consulting.answered(question, consult)
+        return await self._answered(question, commands, began_s)
+
+    async def _answered(
+        self, question: Question, commands: list[Command], began_s: float
+    ) -> Message:
+        reply, *rest = commands
         await self._do(rest)
         if not isinstance(reply, Reply):
             raise TypeError(f"{type(question).__name__} was not answered")
@@ -148,17 +181,23 @@ class ConductorService:
     def _question(self, incoming: Incoming) -> Question | None:
         self._asked += 1
         reply_to = ReplyTo(self._asked)
+        question: Question | None = None
         match incoming.message:
             case Admit() as admit:
-                return AdmitAsked(admit, reply_to)
+                question = AdmitAsked(admit, reply_to)
+            case GrantAsked() as asked:
+                question = GrantWanted(asked, reply_to)
+            case UseQuery() as query:
+                question = UseAsked(query, reply_to)
             case StatusQuery():
-                return StatusAsked(self._node.roster.live(), reply_to)
+                question = StatusAsked(self._node.roster.live(), reply_to)
             case ExplainQuery() as query:
-                return ExplainAsked(query, reply_to)
+                question = ExplainAsked(query, reply_to)
             case CostsQuery():
-                return CostsAsked(reply_to)
+                question = CostsAsked(reply_to)
             case _:
-                return None
+                pass
+        return question
 
     async def _on_placement(self, incoming: Incoming) -> None:
         if isinstance(incoming.message, PlacementMade):
@@ -247,7 +286,7 @@ class ConductorService:
                     self._put(node_row(beat, wall_s))
                 case RecordNodeGone(_, beat):
                     self._put(node_row(beat, wall_s, gone=True))
-                case Reply() | Announce() | TellStore() | TellWorker():
+                case Reply() | Consult() | Announce() | TellStore() | TellWorker():
                     pass
                 case _:
                     assert_never(command)

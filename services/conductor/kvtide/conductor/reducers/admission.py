@@ -9,17 +9,26 @@ from dataclasses import dataclass, replace
 from kvtide.bus.messages import (
     Admit,
     CandidateEstimate,
+    GrantAsked,
     Placed,
     PlacementMade,
     RejectCode,
     Rejected,
 )
-from kvtide.conductor.commands import Announce, Answer, Command, RecordDecision
+from kvtide.conductor.commands import (
+    Announce,
+    Answer,
+    Command,
+    Consult,
+    RecordDecision,
+)
+from kvtide.conductor.events import Word
 from kvtide.conductor.reducers.answers import Answers, Asked
 from kvtide.conductor.reducers.bookings import Booking, Bookings
 from kvtide.conductor.reducers.explanations import Explanations
 from kvtide.conductor.reducers.fleet import FleetTable, ModelRows, start_ms
-from kvtide.conductor.reducers.limits import TenantLimits
+from kvtide.conductor.reducers.homes import Homes
+from kvtide.conductor.reducers.limits import Denied, TenantLimits
 from kvtide.conductor.reducers.membership import Line, Membership
 from kvtide.conductor.reducers.outlook import Outlook
 from kvtide.conductor.reducers.rejections import denied, no_model, stale, too_large
@@ -53,6 +62,7 @@ class Knowledge:
     explanations: Explanations
     outlook: Outlook
     limits: TenantLimits
+    homes: Homes
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +82,14 @@ class Admission:
         self._policy = policy
         self._turn = 0
 
-    def decide(self, admit: Admit, me: NodeRef, now_s: float) -> Decision:
-        """Place the request, or say why not. Idempotent by (request, attempt)."""
+    def decide(
+        self, admit: Admit, me: NodeRef, now_s: float, word: Word | None = None
+    ) -> Decision | Consult:
+        """Place the request, or say why not. Idempotent by (request, attempt).
+
+        A ``Consult`` comes first where another conductor keeps the tenant's limits;
+        ``word`` is what was said to it.
+        """
         if (old := self._stale(admit)) is not None:
             return Decision(old)
         known = self._known
@@ -85,16 +101,20 @@ class Admission:
             return self._rejected(admit, no_model(admit, known.membership), now_s)
         if admit.prompt_tokens >= line.facts.max_tokens:
             return self._rejected(admit, too_large(admit, line.facts), now_s)
-        return self._decide(admit, line, me, now_s)
-
-    def _decide(self, admit: Admit, line: Line, me: NodeRef, now_s: float) -> Decision:
-        """Of a request that could be served: whether and where."""
-        known = self._known
         ask = self._ask(admit, line)
-        used = ask.reserved_tokens
-        over = known.limits.grant(admit.tenant, admit.request, used, now_s)
-        if over is not None:
+        wanted = GrantAsked(
+            request=admit.request, tenant=admit.tenant, tokens=ask.reserved_tokens
+        )
+        over = known.homes.place(me, wanted, word, now_s)
+        if isinstance(over, Denied):
             return self._rejected(admit, denied(admit, over), now_s)
+        return over or self._decide(admit, ask, line, me, now_s)
+
+    def _decide(
+        self, admit: Admit, ask: Ask, line: Line, me: NodeRef, now_s: float
+    ) -> Decision:
+        """Of a request that could be served and is granted: whether and where."""
+        known = self._known
         rows = known.fleet.rows(admit.model, line, admit.excluded)
         verdict = self._verdict(admit, ask, rows, now_s)
         if isinstance(verdict, Refusal):

@@ -98,20 +98,27 @@ class Bookings:
         self._prefill.settle(node, before_s)
         self._decode.settle(node, before_s)
 
-    def gateway_gone(self, gateway: NodeRef) -> None:
-        """Nobody owns this gateway's requests any more; workers drop them too."""
-        for request in sorted(self._by_gateway.get(gateway, ())):
-            self._remove(request)
+    def gateway_gone(self, gateway: NodeRef) -> list[RequestId]:
+        """Nobody owns this gateway's requests any more; workers drop them too.
 
-    def gateway_idle(self, gateway: NodeRef, now_s: float) -> None:
+        Returns those that were in the book.
+        """
+        over = sorted(self._by_gateway.get(gateway, ()))
+        for request in over:
+            self._remove(request)
+        return over
+
+    def gateway_idle(self, gateway: NodeRef, now_s: float) -> list[RequestId]:
         """This gateway has no open request: what was booked for it earlier has ended.
 
-        So the loss of a ``RequestEnded`` is made good.
+        So the loss of a ``RequestEnded`` is made good. Returns what was in the book.
         """
         before_s = now_s - self._limits.idle_s
-        for request in sorted(self._by_gateway.get(gateway, ())):
-            if self._booked[request].at_s <= before_s:
-                self._remove(request)
+        owned = sorted(self._by_gateway.get(gateway, ()))
+        over = [name for name in owned if self._booked[name].at_s <= before_s]
+        for request in over:
+            self._remove(request)
+        return over
 
     def tick(self, now_s: float) -> None:
         """Time has passed: let go of what is too old."""

@@ -1,28 +1,25 @@
 """What tenants may use: requests and tokens a minute, requests at once.
 
-A tenant's home conductor grants. Grants are idempotent by request and expire; those of
-placements that another conductor made are charged here too, so that whoever takes over
-as home knows what was used. Tokens that were granted and not used are given back.
+A tenant's home conductor grants (see ``homes``). Grants are idempotent by request and
+expire; those of placements that another conductor made are charged here too, so that
+whoever takes over as home knows what was used. Tokens that were granted and not used
+are given back.
 """
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from kvtide.bus.messages import HeldGrant, TenantUse
+from kvtide.conductor.quota import NO_QUOTA, TenantQuota
 from kvtide.kv import RequestId, TenantId
 
 _MIN_S = 60.0
 _S_TO_MS = 1000.0
 _LEAST_RETRY_MS = 100.0
-
-
-@dataclass(frozen=True, slots=True)
-class TenantQuota:
-    """A tenant's limits; None is no limit."""
-
-    requests_per_min: float | None = None
-    tokens_per_min: float | None = None
-    concurrent_requests: int | None = None
+_ASSUMED_S = 2.0
+_NEWEST = 0.2
+"""How much of a mean the newest value is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,10 @@ class _Account:
     quota: TenantQuota
     requests: _Bucket | None
     tokens: _Bucket | None
-    open: int = 0
+    held: set[RequestId] = field(default_factory=set[RequestId])
+    adopted: bool = False
+    held_s: float = _ASSUMED_S
+    """For how long requests of late held their grant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,10 @@ class _Grant:
 
 
 class TenantLimits:
-    """Token buckets and open requests by tenant. Bounded in number and age."""
+    """Token buckets and open requests by tenant. Bounded in number and age.
+
+    An account is ``adopted`` once it has what was used before this process knew of it.
+    """
 
     def __init__(
         self,
@@ -82,6 +85,7 @@ class TenantLimits:
         self._most = most
         self._accounts: OrderedDict[TenantId, _Account] = OrderedDict()
         self._grants: OrderedDict[RequestId, _Grant] = OrderedDict()
+        self._lent: OrderedDict[RequestId, float] = OrderedDict()
 
     def __len__(self) -> int:
         """Requests that hold a grant."""
@@ -90,17 +94,88 @@ class TenantLimits:
     def open_requests(self, tenant: TenantId) -> int:
         """Requests of a tenant that hold a grant."""
         account = self._accounts.get(tenant)
-        return account.open if account is not None else 0
+        return len(account.held) if account is not None else 0
 
     def replace(self, quotas: Mapping[TenantId, TenantQuota]) -> None:
         """Quotas have changed; what was used of the old ones stays used."""
+        if quotas == self._quotas:
+            return
         self._quotas = dict(quotas)
         for tenant, account in list(self._accounts.items()):
             quota = self._quota(tenant)
             if quota != account.quota:
                 renewed = _account(quota, account.requests, account.tokens)
-                renewed.open = account.open
+                renewed.held, renewed.adopted = account.held, account.adopted
+                renewed.held_s = account.held_s
                 self._accounts[tenant] = renewed
+
+    def is_limited(self, tenant: TenantId) -> bool:
+        """Whether anything is set for this tenant."""
+        return self._quota(tenant) != NO_QUOTA
+
+    def holds(self, request: RequestId) -> bool:
+        """Whether this request holds a grant."""
+        return request in self._grants
+
+    def is_adopted(self, tenant: TenantId) -> bool:
+        """Whether what this tenant used is known completely."""
+        account = self._accounts.get(tenant)
+        return account is not None and account.adopted
+
+    def adopt(self, tenant: TenantId, use: TenantUse | None, now_s: float) -> None:
+        """Take over what another conductor knows; None: nobody knows more than this one.
+
+        What was charged here and isn't in ``use`` stays charged.
+        """
+        account = self._account(tenant, now_s)
+        account.adopted = True
+        if use is None:
+            return
+        theirs = {held.request for held in use.grants}
+        own = [self._grants[request] for request in account.held - theirs]
+        for bucket, used in (
+            (account.requests, use.requests + len(own)),
+            (account.tokens, use.tokens + sum(grant.tokens for grant in own)),
+        ):
+            if bucket is not None:
+                bucket.level = min(bucket.fill(now_s), bucket.size - max(0.0, used))
+        for held in use.grants:
+            if held.request not in self._grants:
+                at_s = now_s - max(0.0, held.age_ms) / _S_TO_MS
+                self._hold(account, tenant, held.request, held.tokens, at_s)
+
+    def use(self, tenant: TenantId, now_s: float) -> TenantUse:
+        """What this tenant has used, for whoever takes over as its home."""
+        account = self._account(tenant, now_s)
+        requests, tokens = (
+            bucket.size - bucket.fill(now_s) if bucket is not None else 0.0
+            for bucket in (account.requests, account.tokens)
+        )
+        grants = tuple(
+            HeldGrant(request, grant.tokens, (now_s - grant.at_s) * _S_TO_MS)
+            for request, grant in self._held(account)
+        )
+        return TenantUse(tenant=tenant, requests=requests, tokens=tokens, grants=grants)
+
+    def forsake(self) -> None:
+        """This process was paused: others know more of all tenants by now."""
+        for account in self._accounts.values():
+            account.adopted = False
+
+    def lend(
+        self,
+        tenant: TenantId,
+        request: RequestId,
+        tokens: int,
+        until_s: float,
+        now_s: float,
+    ) -> Denied | None:
+        """As ``grant``, but all is given back at ``until_s`` if nothing comes of it."""
+        held = request in self._grants
+        denied = self.grant(tenant, request, tokens, now_s)
+        if denied is None and not held:
+            self._lent[request] = until_s
+        return denied
 
     def grant(
         self, tenant: TenantId, request: RequestId, tokens: int, now_s: float
@@ -125,7 +200,8 @@ class TenantLimits:
     def heard(
         self, tenant: TenantId, request: RequestId, tokens: int, now_s: float
     ) -> None:
-        """Another conductor granted this."""
+        """Another conductor placed this: what was lent for it is granted."""
+        self._lent.pop(request, None)
         if request not in self._grants:
             account = self._account(tenant, now_s)
             self._charge(account, tenant, request, tokens, now_s)
@@ -144,8 +220,20 @@ class TenantLimits:
         """The request is over, and took so many tokens."""
         self._close(request, used_tokens, now_s)
 
+    def lost(self, request: RequestId, now_s: float) -> None:
+        """The request is over, and nobody knows what it took: all that was granted."""
+        grant = self._grants.get(request)
+        if grant is not None:
+            self._close(request, grant.tokens, now_s)
+
     def tick(self, now_s: float) -> None:
         """Time has passed: grants whose end was never heard of are over."""
+        while self._lent:
+            request, until_s = next(iter(self._lent.items()))
+            if now_s < until_s:
+                break
+            self.release(request, now_s)
+            self._lent.pop(request, None)
         while self._grants:
             request, grant = next(iter(self._grants.items()))
             if now_s - grant.at_s <= self._grant_s:
@@ -153,11 +241,16 @@ class TenantLimits:
             self._close(request, grant.tokens, now_s)
         while len(self._accounts) > self._most:
             tenant, account = next(iter(self._accounts.items()))
-            if account.open:
+            if account.held:
                 break
             del self._accounts[tenant]
 
     # ---- inside
+
+    def _held(self, account: _Account) -> list[tuple[RequestId, _Grant]]:
+        """The grants of an account that are not lent, the oldest first."""
+        held = [(name, self._grants[name]) for name in account.held - self._lent.keys()]
+        return sorted(held, key=lambda each: each[1].at_s)
 
     def _charge(
         self,
@@ -167,10 +260,20 @@ class TenantLimits:
         tokens: int,
         now_s: float,
     ) -> None:
-        account.open += 1
         for bucket, amount in ((account.requests, 1), (account.tokens, tokens)):
             if bucket is not None:
                 bucket.level = bucket.fill(now_s) - amount
+        self._hold(account, tenant, request, tokens, now_s)
+
+    def _hold(
+        self,
+        account: _Account,
+        tenant: TenantId,
+        request: RequestId,
+        tokens: int,
+        now_s: float,
+    ) -> None:
+        account.held.add(request)
         self._grants[request] = _Grant(tenant, tokens, now_s)
         while len(self._grants) > self._most:
             oldest, grant = next(iter(self._grants.items()))
@@ -178,10 +281,12 @@ class TenantLimits:
 
     def _close(self, request: RequestId, used_tokens: int, now_s: float) -> None:
         grant = self._grants.pop(request, None)
+        self._lent.pop(request, None)
         if grant is None:
             return
         account = self._account(grant.tenant, now_s)
-        account.open = max(0, account.open - 1)
+        account.held.discard(request)
+        account.held_s += (now_s - grant.at_s - account.held_s) * _NEWEST
         unused = grant.tokens - max(0, used_tokens)
         if account.tokens is not None and unused > 0:
             bucket = account.tokens
@@ -224,10 +329,13 @@ def _bucket(per_min: float | None, before: _Bucket | None) -> _Bucket | None:
 
 def _too_many(account: _Account, tenant: TenantId) -> Denied | None:
     limit = account.quota.concurrent_requests
-    if limit is None or account.open < limit:
+    count = len(account.held)
+    if limit is None or count < limit:
         return None
-    reason = f"{tenant} has {account.open} requests open, its limit is {limit}"
-    return Denied(reason, _S_TO_MS)
+    reason = f"{tenant} has {count} requests open, its limit is {limit}"
+    # of so many that take that long each, the next one ends about then
+    wait_ms = account.held_s / max(1, count) * _S_TO_MS
+    return Denied(reason, max(_LEAST_RETRY_MS, wait_ms))
 
 
 def _dry(
