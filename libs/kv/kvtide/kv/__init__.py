@@ -39,6 +39,7 @@ from kvtide.kv.request_names import (
     cluster_name,
     name_prefix,
 )
+from kvtide.kv.workload_log import BlockIds, LoggedRequest
 
 __all__ = [
     "KEY_BYTES",
@@ -46,6 +47,7 @@ __all__ = [
     "NAME_CHARS",
     "PRIVATE_KEY",
     "BlockHeader",
+    "BlockIds",
     "BlockKey",
     "HeaderMismatchError",
     "KeySpace",
@@ -53,6 +55,7 @@ __all__ = [
     "Layout",
     "Lease",
     "Located",
+    "LoggedRequest",
     "ModelFacts",
     "NodeId",
     "NodeRef",

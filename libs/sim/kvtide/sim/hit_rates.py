@@ -26,13 +26,15 @@ class TraceError(KvtideError):
 class TraceRequest(msgspec.Struct, frozen=True):
     """A line of a trace: arrival, lengths in tokens, and an id for each block.
 
-    Equal ids mean equal tokens up to and including that block.
+    Equal ids mean equal tokens up to and including that block. A gateway's log is a
+    trace that says its ``block_tokens`` (see ``kvtide.kv.LoggedRequest``).
     """
 
     timestamp: float
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...]
+    block_tokens: int = BLOCK_TOKENS
 
 
 def read_trace(path: Path) -> list[TraceRequest]:

@@ -1,6 +1,7 @@
 """Makes a plan and shows it: in the terminal, and as a page."""
 
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from rich.console import Console
@@ -9,6 +10,7 @@ from kvtide.runtime import ConfigError
 from kvtide.sim.perf.rules import Rules
 from kvtide.sim.perf.shapes import read_cluster
 from kvtide.sim.perf.workload import read_workload
+from kvtide.sim.plan.facts import facts
 from kvtide.sim.plan.page import page
 from kvtide.sim.plan.study import study
 from kvtide.sim.plan.verdict import judge
@@ -36,7 +38,8 @@ def answer(asked: Question, console: Console) -> None:
     """
     shape = read_cluster(asked.cluster)
     size = shape.text.model.block_tokens
-    requests = read_workload(asked.trace, size, rate=asked.rate)[: asked.requests]
+    coming = read_workload(asked.trace, size, rate=asked.rate)
+    requests = list(islice(coming, asked.requests))
     if not requests:
         raise ConfigError(f"{asked.trace} has no requests", key="trace")
     rules = Rules(ttft_ms=asked.ttft_ms, tbt_ms=asked.tbt_ms)
@@ -46,6 +49,8 @@ def answer(asked: Question, console: Console) -> None:
     console.print(verdict.advice, style="bold", highlight=False)
     for reason in verdict.reasons:
         console.print(f"- {reason}", highlight=False, markup=False)
+    for line in facts(found):
+        console.print(f"  {line}", highlight=False, markup=False)
     title = f"kvtide plan: {asked.trace.name} on {asked.cluster.name}"
     asked.html.write_text(page(title, found, verdict), encoding="utf-8")
     console.print(f"written: {asked.html}", highlight=False)

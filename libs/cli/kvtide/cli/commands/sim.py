@@ -67,6 +67,9 @@ def run(
     reject: Annotated[
         bool, typer.Option("--reject", help="Refuse what would miss a target.")
     ] = False,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Of the load, the first so many.")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write all figures here.")] = None,
 ) -> None:
     """Serve a load with the production conductor and eviction, in virtual time."""
@@ -80,7 +83,8 @@ def run(
         rules = Rules(ttft_ms=ttft_ms, tbt_ms=tbt_ms, reject=reject)
         systems = tuple(policy or ("best",))
         run_simulation(
-            RunWanted(cluster, workload, systems, rules, seed, rate, json), console
+            RunWanted(cluster, workload, systems, rules, seed, rate, json, requests),
+            console,
         )
 
     leave(work)
@@ -95,13 +99,20 @@ def reproduce(
         "docs/reproduction.md"
     ),
     kept: Annotated[
-        Path, typer.Option(help="Sections that are here are not made again.")
+        Path,
+        typer.Option(
+            help="Runs that are here are not made again: remove it when code changed."
+        ),
     ] = Path("build/reproduction"),
     only: Annotated[
-        list[str] | None, typer.Option(help="These sections alone, and no report.")
+        list[str] | None,
+        typer.Option(help="Print these sections, and write no report."),
     ] = None,
 ) -> None:
-    """Make docs/reproduction.md: the paper's figures beside ours. Takes half an hour."""
+    """Make docs/reproduction.md: the paper's figures beside ours.
+
+    Takes an hour on a core. Stopped, it goes on with the same command.
+    """
     from kvtide.cli.commands.sim_reproduce import make_report  # noqa: PLC0415
 
     leave(lambda console: make_report(examples, out, kept, only or [], console))

@@ -2,7 +2,9 @@
 
 import time
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 
 import msgspec
 from rich.console import Console
@@ -26,6 +28,7 @@ class RunWanted:
     seed: int
     rate: float
     json: Path | None
+    first: int | None = None
 
 
 def run_simulation(wanted: RunWanted, console: Console) -> None:
@@ -44,13 +47,22 @@ def run_simulation(wanted: RunWanted, console: Console) -> None:
     )
     began_s = time.perf_counter()
     reports = [
-        simulate(shape, requests, system, wanted.rules, seed=wanted.seed)
+        simulate(
+            shape,
+            islice(requests, wanted.first) if wanted.first is not None else requests,
+            system,
+            wanted.rules,
+            seed=wanted.seed,
+        )
         for system in wanted.systems
     ]
     took_s = time.perf_counter() - began_s
     console.print(_table(reports))
-    speed = len(requests) * len(reports) / max(took_s, 1e-9)
-    console.print(f"{speed:,.0f} requests simulated a second")
+    speed = sum(each.requests for each in reports) / max(took_s, 1e-9)
+    peak_mb = getrusage(RUSAGE_SELF).ru_maxrss / 1024
+    console.print(
+        f"{speed:,.0f} requests simulated a second, {peak_mb:,.0f} MB of memory at most"
+    )
     if wanted.json is not None:
         wanted.json.write_bytes(msgspec.json.format(msgspec.json.encode(reports)))
 

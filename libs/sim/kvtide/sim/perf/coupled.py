@@ -1,7 +1,7 @@
 """The baselines: each node an engine that does both halves of its requests."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -259,11 +259,12 @@ class CoupledCluster:
     """
 
     def __init__(
-        self, shape: ClusterShape, kind: Coupled, requests: Sequence[SimRequest]
+        self, shape: ClusterShape, kind: Coupled, requests: Iterable[SimRequest]
     ) -> None:
-        """All engines are idle."""
-        self.found = Outcomes(requests=len(requests))
-        self._requests = requests
+        """All engines are idle; ``requests`` are read as they arrive."""
+        self.found = Outcomes()
+        self._coming = iter(requests)
+        self._all_here = False
         self._kernel = Kernel()
         self._start_s = self._kernel.now_s
         nodes = shape.text.prefills + shape.text.decodes
@@ -274,8 +275,8 @@ class CoupledCluster:
 
     def run(self) -> Spent:
         """Until every request is served."""
-        self._next(0)
-        while self.found.ended < len(self._requests):
+        self._next()
+        while not self._all_here or self.found.ended < self.found.requests:
             self._kernel.run(60.0)
         self.found.hit_local = sum(engine.hit_tokens for engine in self._engines)
         return Spent(
@@ -286,13 +287,16 @@ class CoupledCluster:
             virtual_s=self._kernel.now_s - self._start_s,
         )
 
-    def _next(self, number: int) -> None:
-        if number < len(self._requests):
-            at_s = self._start_s + self._requests[number].at_s
-            self._kernel.at(at_s - self._kernel.now_s, lambda: self._arrive(number))
+    def _next(self) -> None:
+        request = next(self._coming, None)
+        if request is None:
+            self._all_here = True
+            return
+        at_s = self._start_s + request.at_s
+        self._kernel.at(at_s - self._kernel.now_s, lambda: self._arrive(request))
 
-    def _arrive(self, number: int) -> None:
-        request = self._requests[number]
+    def _arrive(self, request: SimRequest) -> None:
+        self.found.requests += 1
         self.found.prompt_tokens += request.prompt_tokens
         min(self._engines, key=lambda engine: engine.outstanding).take(request)
-        self._next(number + 1)
+        self._next()

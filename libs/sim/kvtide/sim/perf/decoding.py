@@ -26,13 +26,15 @@ class DecodeWorker:
         batch: int,
         capacity_tokens: int,
         first: Callable[[int, float], None],
+        told: bool = True,
     ) -> None:
-        """Empty."""
+        """Empty. ``told``: whether it reports requests that are yet to come."""
         self._kernel = kernel
         self._curve = curve
         self._batch = batch
         self._capacity = capacity_tokens
         self._first = first
+        self._told = told
         self._waiting: deque[Row] = deque()
         self._rows: list[Row] = []
         self._reserved = 0
@@ -69,10 +71,10 @@ class DecodeWorker:
         """What a beat says."""
         rows = len(self._rows)
         step_ms = self._curve.ms(rows, self._kv_tokens) if rows else 0.0
-        promised = sum(self._promised.values())
+        promised = sum(self._promised.values()) if self._told else 0
         promised += sum(row.kv_tokens + row.output_tokens for row in self._waiting)
         return DecodeLoad(
-            waiting=len(self._waiting) + len(self._promised),
+            waiting=len(self._waiting) + (len(self._promised) if self._told else 0),
             running=rows,
             kv_tokens_used=self._reserved,
             kv_tokens_promised=promised,

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from kvtide.bus.messages import (
     Admit,
@@ -36,6 +35,7 @@ from kvtide.sim.perf.steps import Row
 from kvtide.sim.perf.workload import SimRequest
 
 _BEAT_S = 0.5
+_HOT_BLOCKS = 100
 _GATEWAY = NodeRef(NodeId("gateway"), 1)
 ME = NodeRef(NodeId("conductor"), 1)
 _TENANT = TenantId("simulated")
@@ -60,10 +60,16 @@ class PooledCluster:
     """One simulation: ``run`` once."""
 
     def __init__(
-        self, shape: ClusterShape, rules: Rules, requests: Sequence[SimRequest]
+        self, shape: ClusterShape, rules: Rules, requests: Iterable[SimRequest]
     ) -> None:
-        """Everybody is ready, and all stores are empty."""
-        self._shape, self._rules, self._requests = shape, rules, requests
+        """Everybody is ready, and all stores are empty.
+
+        ``requests`` are in order of arrival, and read as they arrive.
+        """
+        self._shape, self._rules = shape, rules
+        self._coming = iter(requests)
+        self._all_here = False
+        self._hot = _hottest(requests) if rules.sample_s else ()
         self.found = Outcomes()
         self._kernel = Kernel()
         self._start_s = self._kernel.now_s
@@ -74,13 +80,11 @@ class PooledCluster:
         self._prefills: list[PrefillWorker] = []
         self._decodes: list[DecodeWorker] = []
         self._by_node: dict[NodeId, Host] = {}
-        self._hot: tuple[int, ...] = ()
         self._build()
 
     def run(self) -> Spent:
         """Until every request is served or rejected."""
         kernel = self._kernel
-        self.found.requests = len(self._requests)
         for place, host in enumerate(self._hosts):
             offset_s = _BEAT_S * place / len(self._hosts)
             kernel.at(offset_s, lambda host=host: self._beat(host))
@@ -90,11 +94,8 @@ class PooledCluster:
                 self._mind.handle(StoreExact(host.ref.node, exact=True), kernel.now_s)
         kernel.at(_BEAT_S, self._tick)
         if self._rules.sample_s:
-            counts = Counter(block for each in self._requests for block in each.blocks)
-            ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-            self._hot = tuple(block for block, _ in islice(ranked, 100))
             kernel.at(self._rules.sample_s, self._sample)
-        self._next(0)
+        self._next()
         while not self._done:
             kernel.run(60.0)
         return Spent(
@@ -110,7 +111,7 @@ class PooledCluster:
 
     @property
     def _done(self) -> bool:
-        return self.found.ended >= len(self._requests)
+        return self._all_here and self.found.ended >= self.found.requests
 
     # ---- building
 
@@ -141,6 +142,7 @@ class PooledCluster:
                     batch=text.engine.batch,
                     capacity_tokens=shape.kv_capacity_tokens,
                     first=self._first,
+                    told=self._rules.told,
                 )
             )
         self._by_node = {host.ref.node: host for host in self._hosts}
@@ -189,18 +191,20 @@ class PooledCluster:
 
     # ---- the life of a request
 
-    def _next(self, number: int) -> None:
-        if number < len(self._requests):
-            request = self._requests[number]
-            delay_s = self._start_s + request.at_s - self._kernel.now_s
-            self._kernel.at(delay_s, lambda: self._arrive(number))
+    def _next(self) -> None:
+        request = next(self._coming, None)
+        if request is None:
+            self._all_here = True
+            return
+        delay_s = self._start_s + request.at_s - self._kernel.now_s
+        self._kernel.at(delay_s, lambda: self._arrive(request))
 
-    def _arrive(self, number: int) -> None:
-        request = self._requests[number]
+    def _arrive(self, request: SimRequest) -> None:
+        self.found.requests += 1
         self.found.prompt_tokens += request.prompt_tokens
         rules = self._rules
         admit = Admit(
-            request=RequestId(str(number)),
+            request=RequestId(str(request.number)),
             attempt=1,
             gateway=_GATEWAY,
             tenant=_TENANT,
@@ -211,7 +215,7 @@ class PooledCluster:
             ttft_ms=rules.ttft_ms if rules.reject else None,
             tbt_ms=rules.tbt_ms if rules.reject else None,
         )
-        asked = AdmitAsked(admit, ReplyTo(number))
+        asked = AdmitAsked(admit, ReplyTo(request.number))
         commands = self._mind.handle(asked, self._kernel.now_s)
         self._do(commands)
         answer = next(each.message for each in commands if isinstance(each, Reply))
@@ -219,7 +223,7 @@ class PooledCluster:
             self._placed(request, answer)
         elif isinstance(answer, Rejected):
             self.found.rejected_early += 1
-        self._next(number + 1)
+        self._next()
 
     def _placed(self, request: SimRequest, answer: Placed) -> None:
         assert answer.prefill is not None  # noqa: S101 - direct_blocks is 0
@@ -398,6 +402,15 @@ class PooledCluster:
         for source in sorted(sources):
             size = sources[source] * self._shape.block_bytes
             self._network.send(source, host.number, size, arrived)
+
+
+def _hottest(requests: Iterable[SimRequest]) -> tuple[int, ...]:
+    """The hundred blocks used most; of a stream, which can't be read twice, none."""
+    if not isinstance(requests, Sequence):
+        return ()
+    counts = Counter(block for each in requests for block in each.blocks)
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(block for block, _ in ranked[:_HOT_BLOCKS])
 
 
 def _there(holder: Host, located: Located) -> bool:

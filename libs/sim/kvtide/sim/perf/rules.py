@@ -25,6 +25,9 @@ class Rules:
     """How the cluster serves. Targets in ms; ``reject``: requests that would miss them.
 
     ``recheck``: decode itself refuses, after the prefill, what it would be too slow for.
+    ``told``: decode workers report what was placed there and isn't there yet, as kvtide's
+    do; without it they report only what they have, as the paper's early rejection sees.
+    ``sample_s``: how often the state is sampled; never if 0.
     """
 
     policy: PolicyName = PolicyName.BEST
@@ -35,6 +38,7 @@ class Rules:
     reject: bool = False
     early: bool = True
     recheck: bool = False
+    told: bool = True
     eviction: Policy = Policy.LRU
     sample_s: float = 0.0
 

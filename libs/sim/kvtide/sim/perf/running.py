@@ -1,6 +1,6 @@
 """One run by name: a pooled cluster under a policy, or one of the baselines."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 from kvtide.policy import PolicyName
@@ -21,7 +21,7 @@ SYSTEMS: tuple[str, ...] = (
 
 def simulate(
     shape: ClusterShape,
-    requests: Sequence[SimRequest],
+    requests: Iterable[SimRequest],
     system: str,
     rules: Rules | None = None,
     *,
@@ -29,6 +29,7 @@ def simulate(
 ) -> Report:
     """Run to the end. Equal arguments give equal reports, bit for bit.
 
+    ``requests`` come in order of arrival; a stream is read as they arrive.
     ``rules.policy`` is that of ``system``. ``seed`` is what the requests were made from.
 
     Raises:

@@ -1,25 +1,14 @@
 """A plan as one HTML page that needs nothing else; plots are inline SVG."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
-from math import log10
 
 import numpy as np
 
+from kvtide.sim.plan.facts import facts
 from kvtide.sim.plan.study import Study, Try
 from kvtide.sim.plan.verdict import Verdict
-
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 520, 260, 64, 40, 14
-_COLOURS = ("#1f6feb", "#d1570a", "#2e8b57", "#8a4fbf")
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line of a plot."""
-
-    name: str
-    points: tuple[tuple[float, float], ...]
+from kvtide.sim.plots import Line, inline
 
 
 def page(title: str, study: Study, verdict: Verdict) -> str:
@@ -48,21 +37,8 @@ td:first-child, th:first-child {{ text-align: left }}
 
 
 def _facts(study: Study) -> str:
-    reuse = study.reuse
-    between = "nothing comes again"
-    if len(reuse.seconds):
-        size = study.shape.text.model.block_tokens
-        tokens = float(np.median(reuse.distance)) * size
-        between = (
-            f"of what comes again, half comes within {float(np.median(reuse.seconds)):,.0f} s "
-            f"and {tokens:,.0f} tokens"
-        )
-    return (
-        f"<p>{reuse.requests:,} requests; prompts {reuse.prompt_tokens:,.0f} tokens, answers "
-        f"{reuse.answer_tokens:,.0f} on average; an unlimited pool would have "
-        f"{reuse.most:.1%} of all blocks; {reuse.used_once:.1%} of the different blocks are "
-        f"used once; {between}.</p>"
-    )
+    lines = "".join(f"<li>{escape(line)}</li>" for line in facts(study))
+    return f"<ul>{lines}</ul>"
 
 
 def _systems(study: Study) -> str:
@@ -126,62 +102,7 @@ def _line(
 
 
 def plot(title: str, lines: Sequence[Line], *, log_x: bool = False) -> str:
-    """One plot; all values must be finite, and above zero where the axis is a log."""
-    xs = [x for line in lines for x, _ in line.points]
-    top = max((y for line in lines for _, y in line.points), default=0.0) or 1.0
-    low, high = _scaled(min(xs), log_x=log_x), _scaled(max(xs), log_x=log_x)
-    span = (high - low) or 1.0
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        across = (_scaled(x, log_x=log_x) - low) / span
-        return (
-            _LEFT + across * (_WIDTH - _LEFT - 10),
-            _HEIGHT - _BOTTOM - y / top * (_HEIGHT - _BOTTOM - _TOP),
-        )
-
-    parts = [_axes(top, low, high, log_x=log_x)]
-    for number, line in enumerate(lines):
-        colour = _COLOURS[number % len(_COLOURS)]
-        points = " ".join("{:.1f},{:.1f}".format(*at(x, y)) for x, y in line.points)
-        parts.append(
-            f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{points}"/>'
-        )
-        if len(lines) > 1:
-            parts.append(
-                f'<text x="{_WIDTH - 110}" y="{_TOP + 14 + 16 * number}" '
-                f'fill="{colour}">{escape(line.name)}</text>'
-            )
+    """One plot under its title; see ``plots.inline``."""
     return (
-        f"<figure><h2>{escape(title)}</h2>"
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" '
-        f'role="img" aria-label="{escape(title)}" font-size="12">{"".join(parts)}</svg>'
-        "</figure>"
+        f"<figure><h2>{escape(title)}</h2>{inline(title, lines, log_x=log_x)}</figure>"
     )
-
-
-def _axes(top: float, low: float, high: float, *, log_x: bool) -> str:
-    floor = _HEIGHT - _BOTTOM
-    parts = [
-        f'<path d="M{_LEFT} {_TOP}V{floor}H{_WIDTH - 10}" fill="none" stroke="#888"/>'
-    ]
-    for step in range(5):
-        y = floor - step / 4 * (floor - _TOP)
-        parts.append(
-            f'<text x="{_LEFT - 6}" y="{y + 4:.0f}" text-anchor="end">{_short(top * step / 4)}</text>'
-        )
-        value = low + (high - low) * step / 4
-        x = _LEFT + step / 4 * (_WIDTH - _LEFT - 30)
-        label = _short(10**value if log_x else value)
-        parts.append(f'<text x="{x:.0f}" y="{floor + 18}">{label}</text>')
-    return "".join(parts)
-
-
-def _scaled(x: float, *, log_x: bool) -> float:
-    return log10(max(x, 1e-12)) if log_x else x
-
-
-def _short(value: float) -> str:
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"

@@ -10,7 +10,6 @@ from kvtide.sim.perf.reproduction.bench import (
     split,
     table,
 )
-from kvtide.sim.perf.rules import Rules
 
 _FIG_5 = {
     "random": ("random", 19.65),
@@ -109,7 +108,7 @@ def figure_11(bench: Bench) -> str:
     rows: list[tuple[str, ...]] = []
     for trace in TRACES:
         for name in ("algorithm1", "best"):
-            report = bench.run(bench.trace(trace), name, Rules(sample_s=30.0))
+            report = bench.run(bench.trace(trace), name)
             copies = [sample.copies for sample in report.samples]
             picked = [copies[len(copies) * part // 8] for part in range(1, 8)]
             cells = (f"{value:.1f}" for value in (*picked, copies[-1]))

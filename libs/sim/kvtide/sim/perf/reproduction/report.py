@@ -1,12 +1,14 @@
-"""``docs/reproduction.md``: all sections, each kept where it was once made."""
+"""``docs/reproduction.md``: all sections, of runs that are kept."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
+from kvtide.sim.perf.reproduction.arxiv import half_cached, real_workload
 from kvtide.sim.perf.reproduction.bench import Bench
 from kvtide.sim.perf.reproduction.capacity import figures_6_to_8, overload
+from kvtide.sim.perf.reproduction.oscillation import oscillation
 from kvtide.sim.perf.reproduction.placement import figure_5, figure_10, figure_11
 from kvtide.sim.perf.reproduction.resources import figure_9, figure_13, figure_15
+from kvtide.sim.perf.reproduction.seeds import best_against_algorithm1
 
 SECTIONS: Mapping[str, Callable[[Bench], str]] = {
     "figure-5": figure_5,
@@ -17,31 +19,17 @@ SECTIONS: Mapping[str, Callable[[Bench], str]] = {
     "figure-13": figure_13,
     "figure-15": figure_15,
     "overload": overload,
+    "oscillation": oscillation,
+    "half-cached": half_cached,
+    "real-workload": real_workload,
+    "best-against-algorithm-1": best_against_algorithm1,
 }
 
 
-def make_section(bench: Bench, name: str, kept: Path) -> Path:
-    """Run one section, unless its text is in ``kept`` already; where the text is."""
-    path = kept / f"{name}.md"
-    if not path.exists():
-        text = SECTIONS[name](bench)
-        kept.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    return path
-
-
-def assemble(bench: Bench, kept: Path) -> str:
-    """The whole report, of the sections that are in ``kept``."""
-    parts = [_head(bench)]
-    for name in SECTIONS:
-        path = kept / f"{name}.md"
-        if path.exists():
-            parts.append(path.read_text(encoding="utf-8"))
-    missing = [name for name in SECTIONS if not (kept / f"{name}.md").exists()]
-    parts.append(_not_done(missing))
-    return "\n".join(parts)
+def assemble(bench: Bench) -> str:
+    """The whole report; what of its runs isn't kept is run."""
+    parts = [_head(bench), *(section(bench) for section in SECTIONS.values())]
+    return "\n".join((*parts, _NOT_SHOWN))
 
 
 def _head(bench: Bench) -> str:
@@ -87,18 +75,9 @@ Nothing was changed after a result was seen.
 """
 
 
-def _not_done(missing: list[str]) -> str:
-    lines = [
-        f"- {name}: `kvtide sim reproduce` makes it; it was not run here."
-        for name in missing
-    ]
-    rest = "\n".join(lines)
-    return f"""\
-## Not done
+_NOT_SHOWN = """\
+## Not shown
 
-{rest}
 - The tool and agent trace is not at hand: nothing is concluded for it.
 - Figure 12 (transfer) is measured, not simulated: see `docs/transfer.md`.
-- The arXiv version's simulated workloads (50 % cached, 16k to 128k tokens), its real
-  workload (+75 %), the oscillation of the two loads, and intervals over seeds.
 """

@@ -1,6 +1,5 @@
 """Figures 9, 13 and 15: capacity, bandwidth, and the split of the nodes."""
 
-from kvtide.sim.hit_rates import BLOCK_TOKENS, read_trace, replay
 from kvtide.sim.hit_report import PUBLISHED
 from kvtide.sim.perf.reproduction.bench import (
     TRACES,
@@ -12,7 +11,6 @@ from kvtide.sim.perf.reproduction.bench import (
     with_node,
 )
 from kvtide.sim.perf.rules import Rules
-from kvtide.store.eviction import Policy
 
 _NODE_TOKENS = 3 * 10**6
 
@@ -23,14 +21,8 @@ def figure_9(bench: Bench) -> str:
     notes: list[str] = []
     shares = {"conversation": "41 %", "synthetic": "46 %"}
     for trace in TRACES:
-        requests = read_trace(bench.examples / "traces" / f"{trace}.jsonl.gz")
         sizes = PUBLISHED[trace]
-        found = {
-            size: replay(
-                requests, size // BLOCK_TOKENS, Policy.LRU, tail_first=True
-            ).hit_rate
-            for size in sizes
-        }
+        found = {size: bench.hit_share(trace, size) for size in sizes}
         rows.append((trace, "published", *(f"{rate:.3f}" for rate in sizes.values())))
         rows.append((trace, "ours", *(f"{rate:.3f}" for rate in found.values())))
         share = found[_NODE_TOKENS] / max(found.values())
