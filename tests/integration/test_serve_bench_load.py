@@ -246,7 +246,7 @@ async def test_a_warm_up_is_not_counted_and_must_be_answered(server: Server) -> 
 
 
 FLAGS = Flags(
-    url="", concurrency=2, rate=None, trace=None, speed=1.0, length_scale=1.0, skip=0,
+    url="", concurrency=2, rate=None, trace=None, speed=1.0, length_scale=1.0, sample=1.0, skip=0,
     requests=6, span_s=None, prompt_tokens=8, output_tokens=3, spread=0.0, prefixes=1,
     prefix_tokens=0, zipf=1.0, turns=1, think_s=0.0, max_tokens=100,
     max_output_tokens=50, api="completions", model="", api_key="secret-key",

@@ -163,6 +163,17 @@ def test_equal_block_ids_are_equal_text_and_no_others() -> None:
     assert words[0][128:256] != words[2][128:256]
 
 
+def test_a_sample_keeps_conversations_whole() -> None:
+    trace = [
+        TraceRequest(float(at), 1600, 10, (0, 1 + at % 400, 10_000 + at))
+        for at in range(1200)
+    ]
+    made = of_trace(trace, Scale(sample=0.25))
+    seconds = [each.turns[0].pieces[1].key for each in made]
+    assert {seconds.count(key) for key in seconds} == {3}
+    assert 60 <= len(set(seconds)) <= 140
+
+
 # ---- what is read
 
 USAGE = (

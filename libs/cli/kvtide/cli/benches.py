@@ -157,6 +157,7 @@ def serve(
     trace: serving_load.Trace = None,
     speed: serving_load.Speed = 1.0,
     length_scale: serving_load.LengthScale = 1.0,
+    sample: serving_load.Sample = 1.0,
     skip: serving_load.Skip = 0,
     requests: serving_load.Requests = 0,
     span_s: serving_load.Span = None,

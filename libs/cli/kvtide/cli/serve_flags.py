@@ -48,6 +48,14 @@ LengthScale = Annotated[
     float,
     typer.Option(help="Of a trace: prompts and answers, times as long.", min=1e-6),
 ]
+Sample = Annotated[
+    float,
+    typer.Option(
+        help="Of a trace: keep this share of its conversations, each whole.",
+        min=0.0001,
+        max=1,
+    ),
+]
 Skip = Annotated[int, typer.Option(help="Of a trace: leave out the first ones.", min=0)]
 Requests = Annotated[
     int,

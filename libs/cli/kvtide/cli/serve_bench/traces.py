@@ -1,5 +1,6 @@
 """A public trace as a load: scaled in rate and in length."""
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,12 +13,15 @@ from kvtide.sim.hit_rates import BLOCK_TOKENS, TraceRequest
 class Scale:
     """``speed`` times as dense, ``length`` times as long in tokens.
 
-    Of the trace, in the order of arrival, ``skip`` requests are left out and then
-    ``requests`` taken; 0 means all.
+    Of the trace, in the order of arrival, a ``sample`` of the conversations is kept
+    whole; of those requests, ``skip`` are left out and then ``requests`` taken; 0 means
+    all. Requests whose prompts share their second block are one conversation: all begin
+    with the same first one.
     """
 
     speed: float = 1.0
     length: float = 1.0
+    sample: float = 1.0
     skip: int = 0
     requests: int = 0
 
@@ -29,8 +33,9 @@ def of_trace(trace: Sequence[TraceRequest], scale: Scale) -> tuple[Conversation,
     tokens becomes one of ``512 * scale.length``, at least 1. A prompt is never longer
     than its scaled length, but for that.
     """
-    ordered = sorted(trace, key=lambda request: request.timestamp)[scale.skip :]
-    chosen = ordered[: scale.requests or None]
+    ordered = sorted(trace, key=lambda request: request.timestamp)
+    kept = [each for each in ordered if _is_sampled(each, scale.sample)]
+    chosen = kept[scale.skip :][: scale.requests or None]
     first_ms = chosen[0].timestamp if chosen else 0.0
     return tuple(
         Conversation(
@@ -40,6 +45,11 @@ def of_trace(trace: Sequence[TraceRequest], scale: Scale) -> tuple[Conversation,
         )
         for number, request in enumerate(chosen)
     )
+
+
+def _is_sampled(request: TraceRequest, share: float) -> bool:
+    name = ",".join(map(str, request.hash_ids[1:2] or request.hash_ids))
+    return zlib.crc32(name.encode()) < share * (1 << 32)
 
 
 def _output(request: TraceRequest, scale: Scale) -> int:

@@ -25,6 +25,7 @@ class Flags:
     trace: Path | None
     speed: float
     length_scale: float
+    sample: float
     skip: int
     requests: int
     span_s: float | None
@@ -112,5 +113,7 @@ class Flags:
         if self.rate is not None:
             message = "a trace has arrivals of its own: scale them with --speed"
             raise ConfigError(message, key="rate")
-        scale = Scale(self.speed, self.length_scale, self.skip, self.requests)
+        scale = Scale(
+            self.speed, self.length_scale, self.sample, self.skip, self.requests
+        )
         return of_trace(read_trace(path), scale)
