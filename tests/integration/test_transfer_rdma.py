@@ -317,6 +317,8 @@ def test_bad_key_and_past_the_end(wrong: str) -> None:
     left.post([good])
     assert complete(left, 2) == ["REM_ACCESS_ERR", "WR_FLUSH_ERR"]
     # reset at both ends, the same pair works again
+    left.reset()
+    right.reset()
     left.connect(right.address)
     right.connect(left.address)
     ours[:] = b"b" * 8192

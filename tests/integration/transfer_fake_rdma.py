@@ -37,10 +37,28 @@ class Fabric:
     memories: dict[int, FakeMemory] = field(default_factory=dict[int, FakeMemory])
     moved: dict[str, int] = field(default_factory=dict[str, int])
     open: list[str] = field(default_factory=list[str])
+    refuses: bool = False
+    """Takes no memory of peers' regions, as where too little may be locked."""
+    spoil: int = 0
+    """So many writes arrive with a byte changed."""
+    late: list[tuple[PairAddress, PairAddress | None, Work, bytes]] | None = None
+    """Writes that are lost on the way, to come later: see ``deliver``."""
 
     def __post_init__(self) -> None:
         self.keys = itertools.count(1000)
+        self.pairs: dict[PairAddress | None, FakePair] = {}
         self.lock = threading.Lock()
+
+    def deliver(self) -> int:
+        """What was late comes now; how many writes of it a pair still takes."""
+        came = 0
+        late, self.late = self.late or [], None
+        for sender, receiver, work, data in late:
+            other = self.pairs.get(receiver)
+            if other is not None and other.remote == sender:
+                ctypes.memmove(work.remote_address, data, work.length)
+                came += 1
+        return came
 
     def system(self) -> System:
         return System(
@@ -66,6 +84,8 @@ class FakeDevice:
         self, address: int, length: int, *, local_write: bool, remote: str
     ) -> FakeMemory:
         del local_write
+        if remote and self.fabric.refuses:
+            raise Unreachable(f"{self.name} cannot register {length} bytes")
         with self.fabric.lock:
             key = next(self.fabric.keys)
             memory = FakeMemory(self.fabric, address, length, remote, key, key)
@@ -87,14 +107,28 @@ class FakePair:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK)
         self._done: list[Completion] = []
         self._broken = False
-        self.address = PairAddress(next(device.fabric.keys), 1, device.gid)
+        self.remote: PairAddress | None = None
+        self._renew()
+
+    def _renew(self) -> None:
+        fabric = self._device.fabric
+        self.address = PairAddress(next(fabric.keys), 1, self._device.gid)
+        fabric.pairs[self.address] = self
 
     def fileno(self) -> int:
         return self._fd
 
     def connect(self, remote: PairAddress) -> None:
         assert remote.gid == self._device.gid, "one rail for each device"
+        assert self.remote is None, "reset it first"
+        self.remote = remote
         self._broken = False
+
+    def reset(self) -> None:
+        self.remote = None
+        del self._device.fabric.pairs[self.address]
+        self._done.clear()
+        self._renew()
 
     def post(self, works: Sequence[Work]) -> None:
         for work in works:
@@ -117,8 +151,15 @@ class FakePair:
         ends = [work.local_address, work.remote_address]
         if work.write:
             ends.reverse()
+            if fabric.late is not None:
+                data = ctypes.string_at(work.local_address, work.length)
+                fabric.late.append((self.address, self.remote, work, data))
+                return "RETRY_EXC_ERR"
         ctypes.memmove(ends[0], ends[1], work.length)
         with fabric.lock:
+            if work.write and fabric.spoil:
+                fabric.spoil -= 1
+                ctypes.memset(work.remote_address, 0, 1)
             moved = fabric.moved.get(self._device.name, 0)
             fabric.moved[self._device.name] = moved + work.length
         return "SUCCESS"
@@ -131,4 +172,5 @@ class FakePair:
         os.eventfd_read(self._fd)
 
     def close(self) -> None:
+        del self._device.fabric.pairs[self.address]
         os.close(self._fd)

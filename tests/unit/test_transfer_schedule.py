@@ -23,6 +23,7 @@ class Load:
     nbytes: int = MIB
     urgency: int = 0
     location: str = ""
+    least_tier: int = 0
 
 
 known = partial(Rail, measured=True)

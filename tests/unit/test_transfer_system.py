@@ -14,13 +14,15 @@ from kvtide.transfer.alarm import Alarm
 from kvtide.transfer.bench_figures import table
 from kvtide.transfer.rdma_wire import (
     Reach,
+    pack_check,
     pack_pair,
     pack_reach,
+    unpack_check,
     unpack_pair,
     unpack_reach,
 )
 from kvtide.transfer.verbs import PairAddress, device_names
-from kvtide.transfer.wire import FrameError
+from kvtide.transfer.wire import Ask, FrameError
 
 
 def test_metrics() -> None:
@@ -73,12 +75,14 @@ def test_rdma_bodies_round_trip(expires_in_s: float | None) -> None:
     reach = Reach(0x7F00_0000_1000, 4096, expires_in_s, (17, 2**32 - 1))
     assert unpack_reach(pack_reach(reach)) == reach
     address = PairAddress(77, 78, "::ffff:10.77.0.1")
-    assert unpack_pair(pack_pair(3, address)) == (3, address)
+    assert unpack_pair(pack_pair(3, address, b"l" * 16)) == (3, address, b"l" * 16)
+    ask = Ask([(1, bytes(25))], [(0, 8, 4), (0, 12, 4)], "reuse")
+    assert unpack_check(pack_check(ask, [1, 2**64 - 1])) == (ask, (1, 2**64 - 1))
 
 
 @given(st.binary(max_size=120))
 def test_any_rdma_body_is_well_formed_or_refused(body: bytes) -> None:
-    for unpack in (unpack_reach, unpack_pair):
+    for unpack in (unpack_reach, unpack_pair, unpack_check):
         with contextlib.suppress(FrameError):
             unpack(body)
 

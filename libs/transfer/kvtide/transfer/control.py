@@ -1,10 +1,16 @@
 """The control connection to a peer: small questions, news, and whether it lives."""
 
+import contextlib
 import logging
 import struct
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, TimeoutError as FutureTimeoutError
+from concurrent.futures import (
+    Future,
+    InvalidStateError,
+    TimeoutError as FutureTimeoutError,
+)
+from functools import partial
 from typing import NoReturn
 
 from kvtide.transfer.channel import Channel
@@ -68,6 +74,24 @@ class Control:
             TransferError: what the peer answered.
         """
         node = self._dialer.address.node
+        answer = self.begin(kind, body)
+        try:
+            return answer.result(timeout_s)
+        except FutureTimeoutError as error:
+            raise TimedOut(f"no answer within {timeout_s:g} s", node=node) from error
+        finally:
+            answer.cancel()
+
+    def begin(self, kind: Kind, body: bytes) -> Future[bytes]:
+        """The body of the peer's answer, or its error, when it comes.
+
+        Who does not wait any more cancels it. Callbacks come from the connection's
+        thread and must be quick.
+
+        Raises:
+            Unreachable: the peer is gone.
+        """
+        node = self._dialer.address.node
         with self._lock:
             channel, session = self._channel, self._session
             if channel is None or session is None:
@@ -86,12 +110,12 @@ class Control:
                 raise Unreachable(
                     f"the connection broke: {error}", node=node
                 ) from error
-        try:
-            return answer.result(timeout_s)
-        except FutureTimeoutError as error:
-            raise TimedOut(f"no answer within {timeout_s:g} s", node=node) from error
-        finally:
-            self._waiting.pop(request_id, None)
+        answer.add_done_callback(partial(self._forget, request_id))
+        return answer
+
+    def _forget(self, request_id: int, answer: Future[bytes]) -> None:
+        del answer
+        self._waiting.pop(request_id, None)
 
     def close(self) -> None:
         """Hang up and wait for the thread; may be called from it."""
@@ -126,7 +150,8 @@ class Control:
             channel.close()
         node = self._dialer.address.node
         for answer in waiting:
-            if not answer.done():
+            # who gave it up hears no more
+            with contextlib.suppress(InvalidStateError):
                 answer.set_exception(Unreachable(f"connection lost: {lost}", node=node))
         if self._closing:
             return False
@@ -160,11 +185,14 @@ class Control:
                 self._ways(body)
                 continue
             answer = self._waiting.get(head.request_id)
-            if answer is None or answer.done():
-                continue
-            if head.status is Status.OK:
-                answer.set_result(body)
-            else:
-                error = unpack_fault(head.status, body)
-                error.node = self._dialer.address.node
-                answer.set_exception(error)
+            if answer is not None:
+                with contextlib.suppress(InvalidStateError):
+                    self._settle(answer, head.status, body)
+
+    def _settle(self, answer: Future[bytes], status: Status, body: bytes) -> None:
+        if status is Status.OK:
+            answer.set_result(body)
+            return
+        error = unpack_fault(status, body)
+        error.node = self._dialer.address.node
+        answer.set_exception(error)

@@ -27,6 +27,10 @@ class Detours:
         self._until_s: dict[tuple[int, bool], float] = {}
         self._said = False
 
+    def __len__(self) -> int:
+        """Regions, at most."""
+        return len(self._until_s)
+
     def __contains__(self, place: tuple[RegionHandle, bool]) -> bool:
         """Whether (handle, for writing) goes by the network for now."""
         if not self._until_s:

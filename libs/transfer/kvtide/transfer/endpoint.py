@@ -54,6 +54,7 @@ DEREGISTER_S = 10.0
 LONGEST_CONNECT_S = 3600.0
 """So long a wait is for ever; the system's calls take no infinite one."""
 WATCH_S = 2.0
+EXPIRE_S = 1.0
 
 
 class Endpoint(TransferEndpoint):
@@ -122,7 +123,9 @@ class Endpoint(TransferEndpoint):
         self._registrar = Registrar(self._table, self._shm_dir, system.cuda)
         self._tls = None if tls is None else load_tls(tls)
         self._alarm = Alarm(clock)
-        self._upkeep = Upkeep(self._alarm, clock)
+        self._watch = Upkeep("watch", self._alarm, clock)
+        # on time, however long the other takes
+        self._expiry = Upkeep("expiry", self._alarm, clock)
         self._copiers = ThreadPoolExecutor(copy_threads, "transfer-copy")
         self._teller = Teller()
         self._server = Server(
@@ -204,7 +207,9 @@ class Endpoint(TransferEndpoint):
             PROTOCOL,
         )
         if self._own.changing:
-            self._upkeep.every(WATCH_S, self.look_again)
+            self._watch.every(WATCH_S, self.look_again)
+        if self._own.rdma is not None:
+            self._expiry.every(EXPIRE_S, self._expire)
 
     async def close(self) -> None:
         """See ``TransferEndpoint.close``."""
@@ -222,7 +227,8 @@ class Endpoint(TransferEndpoint):
             peer.close()
         self._server.close()
         self._copiers.shutdown()
-        self._upkeep.close()
+        self._watch.close()
+        self._expiry.close()
         self._alarm.close()
         self._own.close()
         for region in self._table.regions():
@@ -253,6 +259,10 @@ class Endpoint(TransferEndpoint):
                 peer.devices_changed(devices)
             except TransferError as error:
                 log.info("%s does not answer: %s", peer.node, error)
+
+    def _expire(self) -> None:
+        if self._own.rdma is not None:
+            self._own.rdma.expire(self._clock.monotonic())
 
     def location_of(self, views: Sequence[memoryview]) -> str:
         """Where memory of ours lies: as its region says, else where this process is."""

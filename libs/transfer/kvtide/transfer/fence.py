@@ -1,8 +1,10 @@
 """Connections that were given up with writes on them, whose bytes may still come late.
 
-A write that is cut may lie in the owner's socket buffer for a while. Were it taken from
-there after a later write to the same range, the old bytes would win. So each write names
-the connections given up before it, until the owner has said that it left them.
+A write that is cut may lie in the owner's socket buffer for a while, or in the network,
+when it went by RDMA. Were it taken from there after a later write to the same range, the
+old bytes would win. So each write names the connections given up before it, by TCP and by
+RDMA, until the owner has said that it left them; before one by RDMA it is asked to
+(``Kind.FENCE``), for its processor hears nothing of that.
 """
 
 import threading
@@ -59,7 +61,10 @@ class Shut:
     _shut: dict[bytes, None] = field(default_factory=dict[bytes, None])
 
     def enter(self, lane: bytes, end: Callable[[], None]) -> bool:
-        """A thread begins to serve a connection; ``end`` wakes it. False: it must not."""
+        """A connection begins to be served; ``end`` leads to ``leave``. False: it must not.
+
+        A connection is one by TCP, with a thread, or a queue pair.
+        """
         with self._changed:
             if lane in self._shut:
                 return False
@@ -67,27 +72,26 @@ class Shut:
             return True
 
     def leave(self, lane: bytes) -> None:
-        """The thread takes nothing from the connection any more."""
+        """Nothing is taken from the connection any more."""
         with self._changed:
             self._served.pop(lane, None)
             self._changed.notify_all()
 
     def shut(self, lanes: Collection[bytes], wait_s: float = LEAVE_S) -> None:
-        """End connections and wait until their threads have left.
-
-        One whose thread has yet to come is turned away then.
+        """End connections and wait until all have left; what comes later may not enter.
 
         Raises:
             TimedOut: some have not left within ``wait_s``.
         """
         with self._changed:
-            for lane in lanes:
-                self._shut[lane] = None
-                end = self._served.get(lane)
-                if end is not None:
-                    end()
+            self._shut.update(dict.fromkeys(lanes))
+            ends = [self._served[lane] for lane in lanes if lane in self._served]
             while len(self._shut) > MOST_SHUT:
                 del self._shut[next(iter(self._shut))]
+        # what they hold to end a connection, they may hold when they enter
+        for end in ends:
+            end()
+        with self._changed:
             left = self._changed.wait_for(
                 lambda: self._served.keys().isdisjoint(lanes), wait_s
             )

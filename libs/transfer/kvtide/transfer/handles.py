@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of the wire protocol; both ends must have the same."""
 
 

@@ -10,6 +10,7 @@ from xxhash import xxh3_64_intdigest
 
 from kvtide.runtime import Clock
 from kvtide.transfer.channel import Channel, Stillness
+from kvtide.transfer.claims import claim_all, release_all, wanted_access
 from kvtide.transfer.cuda import Window
 from kvtide.transfer.errors import (
     Corrupt,
@@ -22,9 +23,9 @@ from kvtide.transfer.fence import Shut
 from kvtide.transfer.handles import Access, Operation
 from kvtide.transfer.handshake import Session, Use
 from kvtide.transfer.hashed import HASH_FIRST_BYTES, receive_hashed, send_hashed
+from kvtide.transfer.inbound_rdma import InboundRdma
 from kvtide.transfer.interface import Notified, Observer
 from kvtide.transfer.rdma_owner import RdmaOwner
-from kvtide.transfer.rdma_wire import pack_pair, pack_reach, unpack_pair
 from kvtide.transfer.regions import Grant, RegionTable, check_range
 from kvtide.transfer.shm import unbacked
 from kvtide.transfer.wire import (
@@ -40,6 +41,7 @@ from kvtide.transfer.wire import (
     split_ask,
     unpack_ask,
     unpack_head,
+    unpack_lanes,
     verify,
 )
 
@@ -76,11 +78,10 @@ class Inbound:
         self._table = table
         self._clock = clock
         self._observer = observer
-        self._rdma = rdma
+        self._rdma = InboundRdma(rdma, shut, table, clock, observer)
         self._notified = notified
         self._hasher = hasher
         self._shut = shut
-        self._pairs = rdma.pairs() if rdma is not None else None
         self._send_lock = threading.Lock()
         self._mapped_lock = threading.Lock()
         self._mapped: set[int] = set()
@@ -106,8 +107,7 @@ class Inbound:
                 self._next()
         finally:
             self._shut.leave(self.session.lane)
-            if self._pairs is not None:
-                self._pairs.close()
+            self._rdma.close()
 
     def _next(self) -> None:
         channel = self.channel
@@ -172,30 +172,19 @@ class Inbound:
             case Kind.NOTIFY:
                 self._notified(self.session.node, self.session.epoch, body)
                 self._send(Kind.ANSWER, head.request_id, b"")
-            case Kind.RDMA_DEVICES | Kind.RDMA_PAIR | Kind.RDMA_REACH:
-                self._set_up_rdma(head, body)
+            case (
+                Kind.RDMA_DEVICES
+                | Kind.RDMA_PAIR
+                | Kind.RDMA_REACH
+                | Kind.RDMA_CHECK
+                | Kind.FENCE
+            ):
+                self._about_rdma(head, body)
             case Kind.REGION_GONE | Kind.WAYS | Kind.ANSWER:
                 raise Refused("a client sent a server's frame", node=self.session.node)
 
     def _claim(self, ask: Ask, access: Access) -> list[Grant]:
-        grants: list[Grant] = []
-        try:
-            for index, (region, capability) in enumerate(ask.grants):
-                try:
-                    grants.append(self._table.claim(region, capability, access))
-                except TransferError as error:
-                    error.slice_index = next(
-                        (
-                            at
-                            for at, piece in enumerate(ask.pieces)
-                            if piece[0] == index
-                        ),
-                        None,
-                    )
-                    raise
-        except TransferError:
-            self._release(grants)
-            raise
+        grants = claim_all(self._table, ask, access)
         self._using = grants
         return grants
 
@@ -204,8 +193,7 @@ class Inbound:
         for window in windows:
             window.close()
         self._using = ()
-        for grant in grants:
-            self._table.release(grant)
+        release_all(self._table, grants)
 
     def _views(
         self, ask: Ask, grants: Sequence[Grant], *, fill: bool
@@ -339,7 +327,7 @@ class Inbound:
 
     def _map(self, request_id: int, ask: Ask) -> None:
         try:
-            grants = self._claim(ask, self._wanted_access(ask))
+            grants = self._claim(ask, wanted_access(ask))
         except TransferError as error:
             self._fault(request_id, error)
             return
@@ -348,50 +336,21 @@ class Inbound:
             self._mapped.add(grant.region.number)
         self._release(grants)
         region = grant.region
-        body = pack_mapped(region.length, self._left_s(grant), region.shm_name)
+        left_s = grant.left_s(self._clock.monotonic())
+        body = pack_mapped(region.length, left_s, region.shm_name)
         self._send(Kind.ANSWER, request_id, body)
 
-    def _wanted_access(self, ask: Ask) -> Access:
-        """Of a request for a whole region: the one piece's offset says it."""
-        if len(ask.grants) != 1 or len(ask.pieces) != 1:
-            raise Refused("a malformed request", node=self.session.node)
-        return Access.WRITE if ask.pieces[0][1] else Access.READ
-
-    def _left_s(self, grant: Grant) -> float | None:
-        if grant.expires_s is None:
-            return None
-        return grant.expires_s - self._clock.monotonic()
-
-    def _set_up_rdma(self, head: Head, body: bytes) -> None:
-        rdma, pairs = self._rdma, self._pairs
+    def _about_rdma(self, head: Head, body: bytes) -> None:
+        answer = b""
         try:
-            if head.kind is Kind.RDMA_DEVICES:
-                answer = bytes([0 if rdma is None else len(rdma.devices)])
-            elif rdma is None or pairs is None:
-                raise Refused("no RDMA here", node=self.session.node)
-            elif head.kind is Kind.RDMA_PAIR:
-                index, remote = unpack_pair(body)
-                answer = pack_pair(index, pairs.connect(index, remote))
+            if head.kind is Kind.FENCE:
+                self._shut.shut(unpack_lanes(body))
             else:
-                answer = self._reach(rdma, unpack_ask(body))
+                answer = self._rdma.answer(head.kind, body)
         except TransferError as error:
             self._fault(head.request_id, error)
             return
         self._send(Kind.ANSWER, head.request_id, answer)
-
-    def _reach(self, rdma: RdmaOwner, ask: Ask) -> bytes:
-        access = self._wanted_access(ask)
-        grants = self._claim(ask, access)
-        try:
-            return pack_reach(
-                rdma.reach(
-                    grants[0].region,
-                    write=access is Access.WRITE,
-                    expires_in_s=self._left_s(grants[0]),
-                )
-            )
-        finally:
-            self._release(grants)
 
     def _fault(self, request_id: int, error: TransferError) -> None:
         status, body = pack_fault(error)

@@ -16,7 +16,6 @@ from kvtide.transfer.requests import Request
 from kvtide.transfer.transfer import Transfer
 from kvtide.transfer.wire import (
     HEAD_BYTES,
-    Ask,
     FrameError,
     Kind,
     Status,
@@ -107,7 +106,7 @@ class Line:
         kind = Kind.WRITE if request.writes else Kind.READ
         if request.writes:
             request.lanes = self._given_up.lanes()
-        body = pack_ask(_ask(request))
+        body = pack_ask(request.ask())
         frame = pack(self._session.send_key, kind, self._last_id, body)
         check = partial(self._check, transfer, waiter)
         if not request.writes:
@@ -200,16 +199,3 @@ class Line:
         if at is not None and at < len(request.views):
             error.slice_index = request.slice_index(at)
         return error
-
-
-def _ask(request: Request) -> Ask:
-    grants: dict[tuple[int, bytes], int] = {}
-    pieces: list[tuple[int, int, int]] = []
-    for view, handle, offset in zip(
-        request.views, request.handles, request.offsets, strict=True
-    ):
-        right = (handle.region, handle.capability)
-        pieces.append((grants.setdefault(right, len(grants)), offset, len(view)))
-    transfer = request.transfer
-    lanes = request.lanes
-    return Ask(list(grants), pieces, transfer.purpose, transfer.trace, lanes)

@@ -40,6 +40,7 @@ from kvtide.transfer.lone import (
 )
 from kvtide.transfer.mappings import Mappings
 from kvtide.transfer.plan import REQUEST_BYTES
+from kvtide.transfer.rail import TCP_TIER
 from kvtide.transfer.requests import Batch, Request, in_loop
 from kvtide.transfer.routes import Routes
 from kvtide.transfer.transfer import Transfer
@@ -106,7 +107,7 @@ class SocketPeer(TransferPeer):
         self._ways = Ways(
             dialer,
             setup.here,
-            self._control.ask,
+            self._control,
             setup.rdma if setup.shm_dir is None else (),
         )
         if setup.shm_dir is not None:
@@ -222,9 +223,14 @@ class SocketPeer(TransferPeer):
             # threads that copy small pieces side by side only wait for one another
             limits = (limits[0], SMALL_TOGETHER_BYTES)
         requests = batch.requests(transfer, paths, limits)
-        if self._setup.locate is not None:
+        locate, detours = self._setup.locate, self._ways.detours
+        if locate is not None:
             for request in requests:
-                request.location = self._setup.locate(request.views)
+                request.location = locate(request.views)
+        if detours:
+            for request in requests:
+                if any((handle, writes) in detours for handle in request.handles):
+                    request.least_tier = TCP_TIER
         self._under_way.add(transfer)
         finale = partial(self._notify_later, notify) if notify else None
         transfer.begin(len(requests), dispatcher.abort, self._help, finale, self._ended)

@@ -7,6 +7,9 @@ from kvtide.transfer.errors import TransferError, Unreachable
 from kvtide.transfer.requests import Request
 from kvtide.transfer.transfer import Transfer
 
+TCP_TIER = 1
+"""Below RDMA, which has 0: used while no device works, or for what none takes."""
+
 
 class RailDownError(Unreachable):
     """The rail could not be opened: nothing of the request was sent on it."""

@@ -3,115 +3,53 @@
 Bytes go one-sided between the peer's region and a staging area of ours that is
 registered once; from there a read's bytes are copied into the caller's memory and
 hashed in the same pass. So a cancelled read's target is free at once, and no device
-ever reaches memory of the caller. Integrity on the wire is the adapters' CRC.
+ever reaches memory of the caller. What a read brings is guarded by the adapters' CRC;
+of a write the owner is asked, over the control connection, whether it has what was
+sent (``Kind.RDMA_CHECK``): only then has it ended well.
 
 Work requests are chained, only the last of a chain is signaled, and we count our own
 credits. Every completion that is not a success is a failure of the rail: what was in
 flight goes back to the dispatcher, and the pair is reset at both ends before its next
-use.
+use. Each connection of a pair has a name, as one by TCP has: see ``fence``.
 """
 
 import itertools
 import logging
-import mmap
 import os
+import secrets
 import select
 import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 
 from kvtide.runtime import Clock
-from kvtide.transfer.buffers import address_of, copy_and_hash
-from kvtide.transfer.errors import AccessDenied, TimedOut, TransferError, Unreachable
-from kvtide.transfer.handles import Access, RegionHandle
-from kvtide.transfer.plan import Piece
-from kvtide.transfer.rail import Carrier, RailDownError, Report
-from kvtide.transfer.rdma_wire import Reach, pack_pair, unpack_pair, unpack_reach
+from kvtide.transfer.buffers import copy_and_hash
+from kvtide.transfer.errors import (
+    Corrupt,
+    Refused,
+    TimedOut,
+    TransferError,
+    Unreachable,
+)
+from kvtide.transfer.fence import LEAVE_S, GivenUp
+from kvtide.transfer.rail import TCP_TIER, Carrier, RailDownError, Report
+from kvtide.transfer.rdma_flight import Chain, Flight
+from kvtide.transfer.rdma_reaches import ASK_S, Owner, Reaches, UnfitError
+from kvtide.transfer.rdma_staging import SLOT_BYTES, Staging
+from kvtide.transfer.rdma_wire import pack_check, pack_pair, unpack_pair
 from kvtide.transfer.regions import check_range
 from kvtide.transfer.requests import Request
-from kvtide.transfer.shm import close_mapping
 from kvtide.transfer.transfer import Transfer
-from kvtide.transfer.verbs import QUEUE_DEPTH, Device, Memory, Pair, Work
-from kvtide.transfer.wire import Ask, Kind, pack_ask
+from kvtide.transfer.verbs import QUEUE_DEPTH, Device, Pair, Work
+from kvtide.transfer.wire import LANE_BYTES, Kind
 
 log = logging.getLogger("kvtide.transfer")
 
-SLOT_BYTES = 1 << 20
-"""A request over RDMA holds at most this much."""
-
-SLOTS = 4
 CHAIN = 16
-ASK_S = 2.0
 STALL_S = 5.0
 _TICK_MS = 250
-
-AskPeer = Callable[[Kind, bytes, float], bytes]
-"""Asks over the control connection."""
-
-
-@dataclass(eq=False, slots=True)
-class Flight:
-    """A request whose bytes are on the way through a slot of the staging area."""
-
-    number: int
-    request: Request
-    slot: int
-    works: deque[Work] = field(default_factory=deque[Work])
-    left: int = 0
-    digests: list[int] = field(default_factory=list[int])
-    progress_s: float = 0.0
-    reported: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """Posted work requests; the last is signaled."""
-
-    last_id: int
-    count: int
-    flight: Flight
-
-
-class Reaches:
-    """The peer's regions as we may reach them. For one thread."""
-
-    def __init__(self, ask: AskPeer, clock: Clock, node: str) -> None:
-        """Know none yet."""
-        self._ask = ask
-        self._clock = clock
-        self._node = node
-        self._known: dict[tuple[int, bytes, bool], tuple[Reach, float | None]] = {}
-
-    def of(self, handle: RegionHandle, device: int, *, write: bool) -> Reach:
-        """Ask the owner at the first use; raises what the owner answers.
-
-        Unreachable: the owner's ``device``-th device does not reach the region.
-        """
-        key = (handle.region, handle.capability, write)
-        known = self._known.get(key)
-        if known is not None:
-            reach, expires_s = known
-            if expires_s is not None and self._clock.monotonic() >= expires_s:
-                del self._known[key]
-                raise AccessDenied("the capability has expired", node=self._node)
-            if device < len(reach.keys) and reach.keys[device]:
-                return reach
-        # the piece's offset says whether writing is wanted
-        access = Access.WRITE if write else Access.READ
-        ask = Ask([key[:2]], [(0, int(access is Access.WRITE), 0)], "rdma")
-        reach = unpack_reach(self._ask(Kind.RDMA_REACH, pack_ask(ask), ASK_S))
-        expires_s = None
-        if reach.expires_in_s is not None:
-            expires_s = self._clock.monotonic() + reach.expires_in_s
-        self._known[key] = (reach, expires_s)
-        if device < len(reach.keys) and reach.keys[device]:
-            return reach
-        raise Unreachable("the peer's device is gone", node=self._node)
-
-    def forget(self) -> None:
-        """Ask again for all."""
-        self._known.clear()
 
 
 class RdmaCarrier(Carrier):
@@ -124,7 +62,9 @@ class RdmaCarrier(Carrier):
         node: str,
         device: Device,
         index: int,
-        ask: AskPeer,
+        owner: Owner,
+        reaches: Reaches,
+        given_up: GivenUp,
         clock: Clock,
         report: Report,
     ) -> None:
@@ -132,26 +72,27 @@ class RdmaCarrier(Carrier):
         self._node = node
         self._device = device
         self._index = index
-        self._ask = ask
+        self._owner = owner
         self._clock = clock
         self._report = report
-        self._reaches = Reaches(ask, clock, node)
+        self._reaches = reaches
+        self._given_up = given_up
         self._lock = threading.Lock()
         self._inbox: deque[Request] = deque()
+        self._answers: deque[tuple[Flight, Future[bytes]]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
         self._ended = False
         self._started = False
         self._pair: Pair | None = None
+        self._lane = b""
         self._connected = False
-        self._staging: mmap.mmap | None = None
-        self._memory: Memory | None = None
-        self._base = 0
-        self._free = list(range(SLOTS))
+        self._staging: Staging | None = None
         self._flights: dict[int, Flight] = {}
         self._chains: deque[Chain] = deque()
         self._credits = QUEUE_DEPTH
         self._numbers = itertools.count(1)
+        self._to_blame: Flight | None = None
         self._thread = threading.Thread(
             target=self._run, name=f"transfer-rdma-{node}-{device.name}", daemon=True
         )
@@ -164,9 +105,7 @@ class RdmaCarrier(Carrier):
             closing = self._closing
             if not closing:
                 self._inbox.append(request)
-                if not self._started:
-                    self._started = True
-                    self._thread.start()
+                self._begin()
                 os.eventfd_write(self._wake, 1)
         if closing:
             self._report(request, self._gone("the rail is closed"), False)
@@ -176,9 +115,7 @@ class RdmaCarrier(Carrier):
         with self._lock:
             if transfer is None:
                 self._closing = True
-                if not self._started:
-                    self._started = True
-                    self._thread.start()
+                self._begin()
             if not self._ended:
                 os.eventfd_write(self._wake, 1)
 
@@ -190,6 +127,18 @@ class RdmaCarrier(Carrier):
                 self._ended = True
                 os.close(self._wake)
 
+    def _begin(self) -> None:
+        if not self._started:
+            self._started = True
+            self._thread.start()
+
+    def _answered(self, flight: Flight, answer: Future[bytes]) -> None:
+        """The owner has looked at a write."""
+        with self._lock:
+            self._answers.append((flight, answer))
+            if not self._ended:
+                os.eventfd_write(self._wake, 1)
+
     def _gone(self, message: str) -> TransferError:
         return Unreachable(message, node=self._node, path=self.path)
 
@@ -197,10 +146,11 @@ class RdmaCarrier(Carrier):
 
     def _run(self) -> None:
         while not self._closing:
-            self._wait()
             try:
+                self._wait()
                 self._let_go()
                 self._collect()
+                self._take_answers()
                 self._start_more()
                 self._post_more()
                 self._look_for_stalls()
@@ -223,14 +173,18 @@ class RdmaCarrier(Carrier):
                 self._pair.acknowledge()
 
     def _let_go(self) -> None:
-        """Report what nobody waits for; its slot is busy until it has completed."""
+        """Report reads that nobody waits for; a slot is busy until it has completed.
+
+        A write is waited for: what comes late must not come after a later one.
+        """
         for flight in self._flights.values():
-            if flight.request.transfer.failed and not flight.reported:
+            request = flight.request
+            if request.transfer.failed and not request.writes and not flight.reported:
                 flight.reported = True
-                self._report(flight.request, self._gone("given up"), False)
+                self._report(request, self._gone("given up"), False)
 
     def _start_more(self) -> None:
-        while self._free:
+        while self._staging is None or self._staging.free:
             with self._lock:
                 if not self._inbox:
                     return
@@ -239,8 +193,13 @@ class RdmaCarrier(Carrier):
                 if request.transfer.failed:
                     self._report(request, self._gone("given up"), False)
                     continue
-                self._open()
-                self._start(request)
+                staging = self._open()
+                if request.writes:
+                    self._fence()
+                self._start(request, staging)
+            except UnfitError as error:
+                request.least_tier = TCP_TIER
+                self._report(request, error, False)
             except TransferError as error:
                 error.path = self.path
                 # what the owner denies is no fault of the rail
@@ -248,13 +207,21 @@ class RdmaCarrier(Carrier):
                 if isinstance(error, RailDownError):
                     self._send_back(error)
 
-    def _open(self) -> None:
+    def _open(self) -> Staging:
         try:
-            self._connect()
-        except (Unreachable, TimedOut) as error:
+            return self._connect()
+        except (Unreachable, TimedOut, Refused) as error:
+            self._reset()
             raise RailDownError(
                 error.message, node=self._node, path=self.path
             ) from error
+
+    def _fence(self) -> None:
+        """Have the owner leave all connections that were given up with writes on them."""
+        lanes = self._given_up.lanes()
+        if lanes:
+            self._owner.ask(Kind.FENCE, b"".join(lanes), ASK_S + LEAVE_S)
+            self._given_up.left(lanes)
 
     def _send_back(self, error: TransferError) -> None:
         """What was not begun goes elsewhere."""
@@ -263,64 +230,58 @@ class RdmaCarrier(Carrier):
         for request in left:
             self._report(request, error, False)
 
-    def _start(self, request: Request) -> None:
-        slot = self._free[-1]
-        flight = Flight(next(self._numbers), request, slot)
+    def _start(self, request: Request, staging: Staging) -> None:
+        flight = Flight(next(self._numbers), request, staging.free[-1])
         flight.progress_s = self._clock.monotonic()
-        works = self._works(flight)
-        self._free.pop()
+        works = self._works(flight, staging)
+        staging.free.pop()
         self._flights[flight.number] = flight
         flight.works.extend(works)
         flight.left = len(works)
         if not works:
             self._land(flight)
 
-    def _works(self, flight: Flight) -> list[Work]:
-        request, memory = flight.request, self._memory
-        if memory is None:
-            raise self._gone("not connected")
+    def _works(self, flight: Flight, staging: Staging) -> list[Work]:
+        request = flight.request
         works: list[Work] = []
         at = flight.slot * SLOT_BYTES
-        for index, piece in enumerate(request.pieces):
-            handle, offset = request.handles[index], request.offsets[index]
+        for index, view in enumerate(request.views):
+            handle, offset, length = (
+                request.handles[index],
+                request.offsets[index],
+                len(view),
+            )
             try:
-                reach = self._reaches.of(handle, self._index, write=request.writes)
-                check_range(offset, piece.length, reach.length, piece.slice_index)
+                reach = self._reaches.of(handle, write=request.writes)
+                check_range(offset, length, reach.length, 0)
             except TransferError as error:
-                error.slice_index = piece.slice_index
+                error.slice_index = request.slice_index(index)
                 raise
             if request.writes:
-                here = self._slot(at, piece)
-                digest = copy_and_hash(here, request.views[index], lambda: False)
-                flight.digests.append(digest)
-            if piece.length:
-                work_id = flight.number << 16 | index
+                here = staging.view(at, length)
+                flight.digests.append(copy_and_hash(here, view, lambda: False))
+            if length:
                 works.append(
                     Work(
-                        work_id,
+                        flight.number << 16 | index,
                         request.writes,
-                        self._base + at,
-                        memory.local_key,
-                        piece.length,
+                        staging.address(at),
+                        staging.key,
+                        length,
                         reach.address + offset,
-                        reach.keys[self._index],
+                        self._reaches.key(reach),
                         signaled=False,
                     )
                 )
-            at += piece.length
+            at += length
         return works
-
-    def _slot(self, at: int, piece: Piece) -> memoryview:
-        if self._staging is None:
-            raise self._gone("not connected")
-        return memoryview(self._staging)[at : at + piece.length]
 
     def _post_more(self) -> None:
         for flight in list(self._flights.values()):
             while flight.works and self._credits:
                 count = min(CHAIN, len(flight.works), self._credits)
                 chain = [flight.works.popleft() for _ in range(count)]
-                last = _signaled(chain[-1])
+                last = replace(chain[-1], signaled=True)
                 self._credits -= count
                 self._chains.append(Chain(last.work_id, count, flight))
                 if self._pair is None:
@@ -341,39 +302,64 @@ class RdmaCarrier(Carrier):
             flight.progress_s = self._clock.monotonic()
             flight.left -= chain.count
             if flight.left == 0:
-                self._land(flight)
+                self._arrived(flight)
 
     def _failed_flight(self, number: int, status: str) -> None:
         """The first failure; those flushed behind it go back without blame."""
         if status == "REM_ACCESS_ERR":
             # the region may be gone, or its keys new: the owner will tell
             self._reaches.forget()
-        error = self._gone(f"{self._device.name} says {status}")
-        flight = self._flights.pop(number, None)
-        if flight is not None:
-            self._free.append(flight.slot)
-            if not flight.reported:
-                self._report(flight.request, error, True)
-        raise error
+        self._to_blame = self._flights.get(number)
+        raise self._gone(f"{self._device.name} says {status}")
 
-    def _land(self, flight: Flight) -> None:
-        """All bytes of a request have arrived."""
+    def _arrived(self, flight: Flight) -> None:
+        """The device has moved all of a request's bytes."""
         request = flight.request
+        if not request.writes or request.transfer.failed:
+            self._land(flight)
+            return
+        body = pack_check(request.ask(), flight.digests)
+        answer = self._owner.begin(Kind.RDMA_CHECK, body)
+        answer.add_done_callback(partial(self._answered, flight))
+
+    def _take_answers(self) -> None:
+        while self._answers:
+            flight, answer = self._answers.popleft()
+            # what was on a rail that broke has been reported
+            if self._flights.get(flight.number) is flight:
+                self._land(flight, answer.exception())
+
+    def _land(self, flight: Flight, wrong: BaseException | None = None) -> None:
+        """All bytes of a request have arrived, or the owner says what is wrong."""
+        request, staging = flight.request, self._staging
         del self._flights[flight.number]
-        if not flight.reported:
-            at = flight.slot * SLOT_BYTES
-            for index, piece in enumerate(request.pieces):
-                if request.writes:
-                    digest = flight.digests[index]
-                else:
-                    there = self._slot(at, piece)
-                    digest = copy_and_hash(request.views[index], there, lambda: False)
-                request.transfer.moved(piece, digest)
-                at += piece.length
-        self._free.append(flight.slot)
-        if not flight.reported:
-            flight.reported = True
+        if staging is None:
+            raise self._gone("not connected")
+        if flight.reported:
+            staging.free.append(flight.slot)
+            return
+        flight.reported = True
+        if wrong is None and not request.transfer.failed:
+            request.moved(flight.digests or self._digests(flight, staging))
+        staging.free.append(flight.slot)
+        if wrong is None:
             self._report(request, None, False)
+            return
+        error = wrong if isinstance(wrong, TransferError) else self._gone(repr(wrong))
+        error.path = self.path
+        if error.slice_index is not None and error.slice_index < len(request.views):
+            error.slice_index = request.slice_index(error.slice_index)
+        self._report(request, error, isinstance(error, Corrupt))
+
+    def _digests(self, flight: Flight, staging: Staging) -> list[int]:
+        """Copy what was read into the caller's memory; its checksums."""
+        digests: list[int] = []
+        at = flight.slot * SLOT_BYTES
+        for view in flight.request.views:
+            there = staging.view(at, len(view))
+            digests.append(copy_and_hash(view, there, lambda: False))
+            at += len(view)
+        return digests
 
     def _look_for_stalls(self) -> None:
         now_s = self._clock.monotonic()
@@ -381,70 +367,65 @@ class RdmaCarrier(Carrier):
             if now_s > flight.progress_s + STALL_S:
                 raise self._gone(f"nothing came for {STALL_S:g} s")
 
-    def _connect(self) -> None:
+    def _connect(self) -> Staging:
         """Connect, or after a failure connect again, both ends of the pair."""
-        if self._connected:
-            return
+        if self._connected and self._staging is not None:
+            return self._staging
         if not self._device.active():
             raise self._gone(f"the port of {self._device.name} is down")
         if self._staging is None:
-            self._staging = mmap.mmap(
-                -1, SLOTS * SLOT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            )
-            view = memoryview(self._staging)
-            self._base = address_of(view)
-            self._memory = self._device.register(
-                self._base, len(view), local_write=True, remote=""
-            )
+            self._staging = Staging(self._device)
         if self._pair is None:
             self._pair = self._device.pair()
-        ours = pack_pair(self._index, self._pair.address)
-        answer = self._ask(Kind.RDMA_PAIR, ours, ASK_S)
-        _, theirs = unpack_pair(answer)
+        self._lane = secrets.token_bytes(LANE_BYTES)
+        ours = pack_pair(self._index, self._pair.address, self._lane)
+        answer = self._owner.ask(Kind.RDMA_PAIR, ours, ASK_S)
+        _, theirs, _ = unpack_pair(answer)
         self._pair.connect(theirs)
         self._connected = True
+        return self._staging
 
     def _break(self, error: TransferError) -> None:
         """The pair is of no use until it is reset; all in flight goes back."""
-        if not self._closing:
+        if not self._closing and self._connected:
             log.info("RDMA by %s to %s broke: %s", self._device.name, self._node, error)
         self._connected = False
+        to_blame, self._to_blame = self._to_blame, None
         flights = list(self._flights.values())
-        if self._pair is not None:
-            # the device may still write into the staging area: the pair goes first
-            pair, self._pair = self._pair, None
-            self._close(pair)
+        if any(each.request.writes for each in flights):
+            # they may still come: what is written from now on names this connection
+            self._given_up.add(self._lane)
+        self._reset()
         self._flights.clear()
         self._chains.clear()
         self._credits = QUEUE_DEPTH
-        self._free = list(range(SLOTS))
+        if self._staging is not None:
+            self._staging.free_all()
         for flight in flights:
             if not flight.reported:
-                self._report(flight.request, error, False)
+                self._report(flight.request, error, flight is to_blame)
+
+    def _reset(self) -> None:
+        """Stop the device, which may still write into the staging area."""
+        if self._pair is None:
+            return
+        try:
+            self._pair.reset()
+        except TransferError as error:
+            log.info("a queue pair is made anew: %s", error)
+            pair, self._pair = self._pair, None
+            _close(pair)
 
     def _tear_down(self) -> None:
         self._break(self._gone("the rail is closed"))
         self._send_back(self._gone("the rail is closed"))
-        if self._memory is not None:
-            self._close(self._memory)
-        if self._staging is not None:
-            close_mapping(self._staging)
-
-    def _close(self, thing: Pair | Memory) -> None:
-        try:
-            thing.close()
-        except TransferError as error:
-            log.warning("%s", error)
+        for thing in (self._pair, self._staging):
+            if thing is not None:
+                _close(thing)
 
 
-def _signaled(work: Work) -> Work:
-    return Work(
-        work.work_id,
-        work.write,
-        work.local_address,
-        work.local_key,
-        work.length,
-        work.remote_address,
-        work.remote_key,
-        signaled=True,
-    )
+def _close(thing: Pair | Staging) -> None:
+    try:
+        thing.close()
+    except TransferError as error:
+        log.warning("%s", error)

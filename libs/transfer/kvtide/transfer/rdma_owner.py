@@ -1,7 +1,8 @@
 """The owner's side of RDMA: devices, regions' keys, and the peers' queue pairs.
 
-The owner's processor takes no part in a transfer; it only sets up. A region's keys
-are given to who proves a capability, and die with the region. Devices come and go: each
+The owner's processor takes no part in a transfer; it only sets up, and looks at what was
+written. A region's keys are given to who proves a capability, and die with the region.
+A right that ends has keys of its own, which die soon after it. Devices come and go: each
 has a number that stays its own, by which peers know it.
 """
 
@@ -11,12 +12,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvtide.transfer.buffers import address_of
-from kvtide.transfer.errors import Refused, TransferError, Unreachable
+from kvtide.transfer.errors import Refused, TransferError
+from kvtide.transfer.fence import Shut
+from kvtide.transfer.rdma_pairs import OwnerPairs
 from kvtide.transfer.rdma_wire import MOST_DEVICES, Reach
-from kvtide.transfer.regions import Region
-from kvtide.transfer.verbs import Device, Memory, Pair, PairAddress
+from kvtide.transfer.regions import Grant
+from kvtide.transfer.verbs import Device, Memory
 
 log = logging.getLogger("kvtide.transfer")
+
+GRACE_S = 1.0
+"""So much longer than the right its keys live: what began in time may end."""
+
+MOST_ENDING = 1024
+"""Rights that end and have keys, at a time: each costs a device a table of pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +35,14 @@ class Registered:
     address: int
     length: int
     remote: str
+    expires_s: float | None
     memories: list[Memory | None]
+
+    def close(self) -> None:
+        """Its keys are worth nothing from now on."""
+        for memory in self.memories:
+            if memory is not None:
+                _quietly(memory.close)
 
 
 class RdmaOwner:
@@ -40,43 +56,74 @@ class RdmaOwner:
         self.devices: list[Device | None] = list(devices)
         self._names = [device.name for device in devices]
         self._lock = threading.Lock()
-        self._registered: dict[tuple[int, bool], Registered] = {}
+        # by region, whether for writing, and the right if that ends
+        self._registered: dict[tuple[int, bool, bytes], Registered] = {}
+        self._ending = 0
         self._pairs: set[OwnerPairs] = set()
 
     def reach(
-        self, region: Region, *, write: bool, expires_in_s: float | None
+        self, grant: Grant, capability: bytes, *, write: bool, now_s: float
     ) -> Reach:
         """Keys to a region; registers it at the first time.
 
         Raises:
-            Unreachable: a device does not take it, or it is no memory of the host.
+            Refused: the region is no memory of the host, a device does not take it,
+                or too many rights that end have keys.
         """
+        region = grant.region
         if region.staged:
-            raise Unreachable("device memory goes by TCP", path="rdma")
-        address = address_of(region.view)
+            raise Refused("a GPU's memory goes by TCP", path="rdma")
+        ends = grant.expires_s is not None
+        key = (region.number, write, capability if ends else b"")
         with self._lock:
-            found = self._registered.get((region.number, write))
+            found = self._registered.get(key)
             if found is None:
-                remote = "write" if write else "read"
-                found = Registered(address, region.length, remote, [])
-                for device in self.devices:
-                    found.memories.append(_register(device, found))
-                self._registered[region.number, write] = found
+                if ends and self._ending >= MOST_ENDING:
+                    raise Refused("too many rights that end", path="rdma")
+                found = Registered(
+                    address_of(region.view),
+                    region.length,
+                    "write" if write else "read",
+                    grant.expires_s,
+                    [],
+                )
+                self._register_all(found)
+                self._registered[key] = found
+                self._ending += ends
             keys = tuple(
                 0 if memory is None else memory.remote_key for memory in found.memories
             )
-        return Reach(address, region.length, expires_in_s, keys)
+        return Reach(found.address, region.length, grant.left_s(now_s), keys)
+
+    def _register_all(self, what: Registered) -> None:
+        try:
+            for device in self.devices:
+                what.memories.append(_register(device, what))
+        except TransferError as error:
+            what.close()
+            raise Refused(error.message, path="rdma") from error
 
     def forget(self, region: int) -> None:
         """The region's keys are worth nothing from now on."""
+        self._take_back(lambda key, _: key[0] == region)
+
+    def expire(self, now_s: float) -> None:
+        """Nor are those of rights that have ended; to be called every second."""
+        self._take_back(
+            lambda _, each: (
+                each.expires_s is not None and each.expires_s + GRACE_S <= now_s
+            )
+        )
+
+    def _take_back(
+        self, over: Callable[[tuple[int, bool, bytes], Registered], bool]
+    ) -> None:
         with self._lock:
-            found = [
-                self._registered.pop((region, write), None) for write in (False, True)
-            ]
+            keys = [key for key, each in self._registered.items() if over(key, each)]
+            found = [self._registered.pop(key) for key in keys]
+            self._ending -= sum(each.expires_s is not None for each in found)
         for each in found:
-            for memory in () if each is None else each.memories:
-                if memory is not None:
-                    memory.close()
+            each.close()
 
     def missing(self, names: Sequence[str]) -> list[str]:
         """Those of ``names`` that we do not have open."""
@@ -132,30 +179,24 @@ class RdmaOwner:
         for each in pairs:
             each.drop(index)
         for close in (*closing, device.close):
-            try:
-                close()
-            except TransferError as error:
-                log.warning("giving up %s: %s", device.name, error)
+            _quietly(close)
 
-    def pairs(self) -> "OwnerPairs":
-        """For a new connection of a peer."""
-        pairs = OwnerPairs(self)
+    def pairs(self, shut: Shut) -> OwnerPairs:
+        """For a new connection of a peer; ``shut`` knows what peers gave up."""
+        pairs = OwnerPairs(self.devices, shut, self._left)
         with self._lock:
             self._pairs.add(pairs)
         return pairs
 
-    def left(self, pairs: "OwnerPairs") -> None:
-        """A connection of a peer has ended."""
+    def _left(self, pairs: OwnerPairs) -> None:
         with self._lock:
             self._pairs.discard(pairs)
 
     def close(self) -> None:
         """Give all back; after the connections have ended."""
+        self._take_back(lambda _, __: True)
         with self._lock:
-            regions = {number for number, _ in self._registered}
             devices = [device for device in self.devices if device is not None]
-        for number in regions:
-            self.forget(number)
         for device in devices:
             device.close()
 
@@ -168,53 +209,8 @@ def _register(device: Device | None, what: Registered) -> Memory | None:
     )
 
 
-class OwnerPairs:
-    """The owner's ends of one peer's queue pairs. Thread-safe."""
-
-    def __init__(self, owner: RdmaOwner) -> None:
-        """None yet."""
-        self._owner = owner
-        self._lock = threading.Lock()
-        self._pairs: dict[int, Pair] = {}
-
-    def connect(self, index: int, remote: PairAddress) -> PairAddress:
-        """Connect, or reset and connect again, the pair on a device; our end of it.
-
-        Raises:
-            Refused: there is no such device.
-            Unreachable: the device is gone, or does not take it.
-        """
-        devices = self._owner.devices
-        if index >= len(devices):
-            raise Refused("there is no such device", path="rdma")
-        with self._lock:
-            device = devices[index]
-            if device is None:
-                raise Unreachable("the device is gone", path="rdma")
-            pair = self._pairs.get(index)
-            if pair is None:
-                pair = self._pairs[index] = device.pair()
-            pair.connect(remote)
-            return pair.address
-
-    def drop(self, index: int) -> None:
-        """The device is gone, or going."""
-        with self._lock:
-            pair = self._pairs.pop(index, None)
-        if pair is not None:
-            _close(pair)
-
-    def close(self) -> None:
-        """The peer is gone."""
-        self._owner.left(self)
-        with self._lock:
-            pairs, self._pairs = self._pairs, {}
-        for pair in pairs.values():
-            _close(pair)
-
-
-def _close(pair: Pair) -> None:
+def _quietly(close: Callable[[], None]) -> None:
     try:
-        pair.close()
+        close()
     except TransferError as error:
-        log.warning("closing a queue pair failed: %s", error)
+        log.warning("%s", error)

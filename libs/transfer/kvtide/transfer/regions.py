@@ -143,6 +143,10 @@ class Grant(NamedTuple):
     region: Region
     expires_s: float | None
 
+    def left_s(self, now_s: float) -> float | None:
+        """Seconds until it ends; None: never."""
+        return None if self.expires_s is None else self.expires_s - now_s
+
 
 class RegionTable:
     """The regions of one endpoint, with who uses them. Thread-safe."""

@@ -12,7 +12,7 @@ from kvtide.transfer.handles import Operation, ReadSlice, RegionHandle, WriteSli
 from kvtide.transfer.plan import PIECES_PER_REQUEST, Piece, cut, group
 from kvtide.transfer.regions import check_range
 from kvtide.transfer.transfer import Transfer
-from kvtide.transfer.wire import check_handle
+from kvtide.transfer.wire import Ask, check_handle
 
 
 @dataclass(eq=False, slots=True)
@@ -21,7 +21,7 @@ class Request:
 
     ``views[i]`` is the local memory of ``pieces[i]``, ``offsets[i]`` where it is in
     the region of ``handles[i]``. ``cuts`` are the pieces, None when they are all slices
-    of the transfer, each whole. ``location``: see ``schedule.Job``. ``lanes``: see ``wire.Ask``.
+    of the transfer, each whole. ``location`` and ``least_tier``: see ``schedule.Job``. ``lanes``: see ``wire.Ask``.
     """
 
     transfer: Transfer
@@ -32,6 +32,7 @@ class Request:
     nbytes: int
     path: str = "tcp"
     location: str = ""
+    least_tier: int = 0
     rail: int = -1
     frame_id: int = 0
     lanes: Sequence[bytes] = ()
@@ -65,6 +66,19 @@ class Request:
             return
         for piece, value in zip(self.cuts, xxh3, strict=True):
             self.transfer.moved(piece, value)
+
+    def ask(self) -> Ask:
+        """What the owner is asked for."""
+        grants: dict[tuple[int, bytes], int] = {}
+        pieces: list[tuple[int, int, int]] = []
+        for view, handle, offset in zip(
+            self.views, self.handles, self.offsets, strict=True
+        ):
+            right = (handle.region, handle.capability)
+            pieces.append((grants.setdefault(right, len(grants)), offset, len(view)))
+        transfer = self.transfer
+        trace, lanes = transfer.trace, self.lanes
+        return Ask(list(grants), pieces, transfer.purpose, trace, lanes)
 
     def settle(self) -> None:
         """The request touches no memory any more; once."""

@@ -49,6 +49,11 @@ class Job(Protocol):
         """Where its local memory lies ("cpu:0"), "" when that makes no difference."""
         ...
 
+    @property
+    def least_tier(self) -> int:
+        """Rails of lower tiers do not reach what it is about."""
+        ...
+
 
 JobT = TypeVar("JobT", bound=Job)
 
@@ -235,7 +240,7 @@ class Schedule(Generic[JobT]):
     def _choose(self, job: JobT, depth: int, now_s: float) -> int | None:
         """The rail for the next request; None when it is better to wait."""
         nbytes, location = job.nbytes, job.location
-        tier, best_bytes_s = self._best_tier(nbytes, now_s)
+        tier, best_bytes_s = self._best_tier(job, now_s)
         best = roomy = None
         best_s = roomy_s = math.inf
         for index, rail in enumerate(self.rails):
@@ -259,11 +264,12 @@ class Schedule(Generic[JobT]):
         penalty = rail.penalties.get(location, 1.0)
         return roomy if roomy_s <= all_bytes / rate * penalty else None
 
-    def _best_tier(self, nbytes: int, now_s: float) -> tuple[int, float]:
+    def _best_tier(self, job: JobT, now_s: float) -> tuple[int, float]:
         """The best tier that has a usable rail, and the most that one of it moves."""
         tier, most_bytes_s = _NO_TIER, 0.0
+        nbytes, least = job.nbytes, job.least_tier
         for rail in self.rails:
-            if rail.tier > tier or not rail.usable(nbytes, now_s):
+            if not least <= rail.tier <= tier or not rail.usable(nbytes, now_s):
                 continue
             if rail.tier < tier:
                 tier, most_bytes_s = rail.tier, 0.0

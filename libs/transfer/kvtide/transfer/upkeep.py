@@ -14,11 +14,11 @@ log = logging.getLogger("kvtide.transfer")
 class Upkeep:
     """One call after the other; each may take its time. Thread-safe."""
 
-    def __init__(self, alarm: Alarm, clock: Clock) -> None:
+    def __init__(self, name: str, alarm: Alarm, clock: Clock) -> None:
         """The thread starts with the first call; ``alarm`` says when it is time."""
         self._alarm = alarm
         self._clock = clock
-        self._thread = ThreadPoolExecutor(1, "transfer-upkeep")
+        self._thread = ThreadPoolExecutor(1, f"transfer-{name}")
 
     def at(self, when_s: float, call: Callable[[], None]) -> None:
         """Have ``call`` called at ``when_s`` of the clock or soon after."""

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import importlib
 import os
+import secrets
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -207,20 +208,36 @@ class Pair:
             sq_sig_all=0,
         )
         self._pair = qp.QP(domain, setup)
-        self._used = False
+        self._connected = False
+        self._sequence = secrets.randbits(24)
 
     @property
     def address(self) -> PairAddress:
-        """For the other end."""
-        number = int(self._pair.qp_num)
-        return PairAddress(number, number & 0xFFFFFF, self._device.gid)
+        """For the other end; a new one after each ``reset``."""
+        return PairAddress(int(self._pair.qp_num), self._sequence, self._device.gid)
 
     def fileno(self) -> int:
         """Readable when completions may have come."""
         return self._fd
 
+    def reset(self) -> None:
+        """Stop all work, in both directions, and forget it; then ``connect`` again.
+
+        Raises:
+            Unreachable: the device refuses.
+        """
+        if not self._connected:
+            return
+        with _translated(f"{self._device.name} cannot reset a pair"):
+            attr = _module("qp").QPAttr(qp_state=self._enums.IBV_QPS_RESET)
+            self._pair.modify(attr, self._enums.IBV_QP_STATE)
+        self.completions()
+        self._connected = False
+        # what is still in the network from before fits nothing
+        self._sequence = secrets.randbits(24)
+
     def connect(self, remote: PairAddress) -> None:
-        """Connect to the other end; a pair that was used is reset first.
+        """Connect to the other end; a pair that was connected is to be reset first.
 
         Raises:
             Unreachable: the device refuses.
@@ -228,12 +245,7 @@ class Pair:
         enums, qp, addr = self._enums, _module("qp"), _module("addr")
         access = enums.IBV_ACCESS_REMOTE_READ | enums.IBV_ACCESS_REMOTE_WRITE
         with _translated(f"{self._device.name} cannot connect"):
-            if self._used:
-                self._pair.modify(
-                    qp.QPAttr(qp_state=enums.IBV_QPS_RESET), enums.IBV_QP_STATE
-                )
-                self.completions()
-            self._used = True
+            self._connected = True
             route = addr.GlobalRoute(
                 dgid=addr.GID(remote.gid),
                 sgid_index=self._device.gid_index,
@@ -244,7 +256,7 @@ class Pair:
             attr.ah_attr = addr.AHAttr(gr=route, is_global=1, port_num=PORT)
             attr.path_mtu = enums.IBV_MTU_4096
             attr.dest_qp_num = remote.number
-            attr.rq_psn, attr.sq_psn = remote.sequence, self.address.sequence
+            attr.rq_psn, attr.sq_psn = remote.sequence, self._sequence
             attr.max_rd_atomic = attr.max_dest_rd_atomic = _MOST_READS_AT_ONCE
             attr.min_rnr_timer = 12
             # about 17 ms a try (4.096 us << 12): a dead peer is noticed in 0.1 s

@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvtide.runtime import Clock
+from kvtide.transfer.detours import Detours
 from kvtide.transfer.dial import Dialer
 from kvtide.transfer.dispatch import Dispatcher, MakeCarrier
 from kvtide.transfer.plan import PIECE_BYTES, REQUEST_BYTES, SHARED_BYTES
-from kvtide.transfer.rdma import SLOT_BYTES, AskPeer, RdmaCarrier
+from kvtide.transfer.rail import TCP_TIER
+from kvtide.transfer.rdma import RdmaCarrier
+from kvtide.transfer.rdma_reaches import Owner, Reaches
+from kvtide.transfer.rdma_staging import SLOT_BYTES
 from kvtide.transfer.schedule import Rail
 from kvtide.transfer.tcp import TcpCarrier
 from kvtide.transfer.topology import Topology
 from kvtide.transfer.verbs import Device
 
 log = logging.getLogger("kvtide.transfer")
-
-TCP_TIER = 1
-"""Below RDMA: used while no device works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +43,15 @@ class Ways:
         self,
         dialer: Dialer,
         here: Surroundings,
-        ask: AskPeer,
+        owner: Owner,
         devices: Sequence[Device | None],
     ) -> None:
-        """``devices`` are ours, () where RDMA is not wanted."""
+        """``devices`` are ours, () where RDMA is not wanted; ``owner`` is the peer."""
         self._dialer = dialer
         self._here = here
-        self._ask = ask
+        self._owner = owner
+        self.detours = Detours(dialer.address.node, "rdma", here.clock)
+        """Of regions that the peer does not give to RDMA."""
         self._lock = threading.Lock()
         self._devices = tuple(devices)
         self._theirs = 0
@@ -118,8 +121,18 @@ class Ways:
         return found
 
     def _rdma(self, index: int, device: Device) -> tuple[Rail, MakeCarrier]:
-        node = self._dialer.address.node
-        carrier = partial(RdmaCarrier, node, device, index, self._ask, self._here.clock)
+        node, clock = self._dialer.address.node, self._here.clock
+        reaches = Reaches(self._owner, clock, node, index, self.detours)
+        carrier = partial(
+            RdmaCarrier,
+            node,
+            device,
+            index,
+            self._owner,
+            reaches,
+            self._dialer.given_up,
+            clock,
+        )
         penalties = self._here.topology.penalties(device.name)
         return Rail(device.name, penalties=penalties, most_bytes=SLOT_BYTES), carrier
 

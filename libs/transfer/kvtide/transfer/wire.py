@@ -61,6 +61,8 @@ class Kind(IntEnum):
     RDMA_REACH = 8
     NOTIFY = 9
     WAYS = 10
+    RDMA_CHECK = 11
+    FENCE = 12
     ANSWER = 16
 
 
@@ -213,6 +215,13 @@ def split_ask(body: bytes) -> tuple[bytes, int, int, int]:
     if len(body) < _PIECE.size:
         raise FrameError("a request has the wrong length")
     return (body[: -_PIECE.size], *_PIECE.unpack_from(body, len(body) - _PIECE.size))
+
+
+def unpack_lanes(body: bytes) -> tuple[bytes, ...]:
+    """The body of FENCE: connections that were given up; see ``Ask``."""
+    if len(body) % LANE_BYTES or len(body) > MOST_LANES * LANE_BYTES:
+        raise FrameError("a malformed request")
+    return tuple(body[at : at + LANE_BYTES] for at in range(0, len(body), LANE_BYTES))
 
 
 def unpack_ask(body: bytes) -> Ask:
