@@ -155,7 +155,7 @@ class Shell:
         there = max(0, len(load.copies) - short)
         self.tell(events.Checked(load.ref, load.first, there))
 
-    def end_load(self, *, short: int = 0) -> None:
+    def end_load(self, *, short: int = 0, ms: float = 2.0) -> None:
         """End the oldest load, with ``short`` blocks less than wanted."""
         load = self.loads.pop(0)
         blocks = max(0, len(load.copies) - short)
@@ -163,7 +163,9 @@ class Shell:
         stepping = self.step.chunks if self.step is not None else ()
         if blocks < len(load.copies) and load.ref in {one.ref for one in stepping}:
             self.in_vain = True
-        self.tell(events.Loaded(load.ref, blocks, blocks * 100, 2.0, load.first))
+        whole = blocks == len(load.copies)
+        size = blocks * 100
+        self.tell(events.Loaded(load.ref, blocks, size, ms, load.first, whole))
 
     def finish(self, ref: RequestRef, *, short: int = 0, there: int = 0) -> None:
         """End the operation of ``ref``: ``short`` blocks less than was wanted.

@@ -301,11 +301,24 @@ def test_taken_is_said_until_it_is_heard() -> None:
 ACTIONS = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 5)), max_size=90)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(ACTIONS)
 def test_whatever_happens_pages_are_exact_and_each_request_ends_once(
     actions: list[tuple[int, int]],
 ) -> None:
+    check_pages(actions)
+
+
+@pytest.mark.full
+@settings(max_examples=1500, deadline=None)
+@given(ACTIONS)
+def test_whatever_happens_pages_are_exact_and_each_request_ends_once_at_length(
+    actions: list[tuple[int, int]],
+) -> None:
+    check_pages(actions)
+
+
+def check_pages(actions: list[tuple[int, int]]) -> None:
     world = World()
     for action, number in actions:
         world.now_s += 0.3

@@ -1,5 +1,6 @@
 """Memory that runs out: the youngest begins again later, with the same tokens."""
 
+import pytest
 from hypothesis import given, settings, strategies as st
 from msgspec import structs
 from tests.unit.decode_world import BLOCK, World, ack, ref, work
@@ -111,17 +112,31 @@ def test_what_would_break_the_target_of_those_that_run_is_refused() -> None:
     assert isinstance(world.replies[-1], WorkAccepted)
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 70), st.integers(1, 70)),
-        min_size=1,
-        max_size=6,
-    ),
-    st.integers(9, 14),
-    st.lists(st.integers(0, 9), max_size=60),
+REQUESTS = st.lists(
+    st.tuples(st.integers(1, 70), st.integers(1, 70)), min_size=1, max_size=6
 )
+PAGES = st.integers(9, 14)
+CHOICES = st.lists(st.integers(0, 9), max_size=60)
+
+
+@settings(max_examples=40, deadline=None)
+@given(REQUESTS, PAGES, CHOICES)
 def test_however_memory_runs_out_each_answer_is_whole(
+    requests: list[tuple[int, int]], pages: int, choices: list[int]
+) -> None:
+    check_answers(requests, pages, choices)
+
+
+@pytest.mark.full
+@settings(max_examples=600, deadline=None)
+@given(REQUESTS, PAGES, CHOICES)
+def test_however_memory_runs_out_each_answer_is_whole_at_length(
+    requests: list[tuple[int, int]], pages: int, choices: list[int]
+) -> None:
+    check_answers(requests, pages, choices)
+
+
+def check_answers(
     requests: list[tuple[int, int]], pages: int, choices: list[int]
 ) -> None:
     """``choices`` say what ends next; every row must see its whole past (the world)."""

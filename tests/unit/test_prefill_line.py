@@ -159,6 +159,28 @@ def test_beside_decode_a_load_is_waited_for_without_the_engine() -> None:
     shell.run()
 
 
+def test_a_store_that_lets_a_worker_wait_in_vain_counts_as_slow() -> None:
+    rates, cost, there = LoadRates(30.0), StepCost(0.0, 1.0), copies(8)
+    rest = Rest(0, 8 * BLOCK, BLOCK)
+    rates.add((), 0, 0, 1.0, 0.0, short=there[0])  # a miss that was soon known
+    assert worth_loading(there, rest, rates, cost, now_s=1.0, overlap=False) == 8
+    rates.add((), 0, 0, 10_000.0, 0.0, short=there[0])
+    assert worth_loading(there, rest, rates, cost, now_s=1.0, overlap=False) == 0
+    assert rates.last is None
+    assert rates.tokens.per_s == 0
+
+
+def test_a_load_in_vain_is_measured() -> None:
+    shell = Shell()
+    shell.tell(events.WorkArrived(work("a", 60, reuse=3)))
+    shell.end_load(short=3, ms=10_000)
+    shell.run()
+    shell.tell(events.WorkArrived(work("b", 60, reuse=3)))
+    assert not any(one.ref == ref("b") for one in shell.loads)  # computed at once
+    shell.run()
+    assert done_of(shell, "b").reused_tokens == 0
+
+
 def copies(count: int) -> tuple[Located, ...]:
     keys = work("a", count * BLOCK).keys
     return tuple(Located(key, slot(i), i) for i, key in enumerate(keys))

@@ -37,6 +37,7 @@ from kvtide.kv import (
     RequestRef,
 )
 from kvtide.prefill import events
+from kvtide.worker.steps import StepShape
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 16, 17, 18, 33, 64, 65, 130])
@@ -142,6 +143,17 @@ def test_first_come_first_served_in_chunks_shorter_when_shared() -> None:
     assert [(one.ref.request, one.start, one.end) for one in third.chunks] == [
         ("b", 0, 16)  # two chunks of whole blocks, rather than 24 and 6
     ]
+
+
+def test_beside_decode_a_chunk_fits_its_target_with_its_rows() -> None:
+    shell = Shell()
+    beside = StepShape.of([(9, 10), (19, 20)])
+    shell.tell(events.EngineShared(shared=True, target_ms=105.0, beside=beside))
+    shell.tell(events.WorkArrived(work("a", 101)))
+    shell.finish(ref("a"))
+    # 94.5 ms at 300 tokens a second are 28 tokens, two of them decode's
+    assert [(one.start, one.end) for one in shell.run_step().chunks] == [(0, 25)]
+    shell.run()
 
 
 def test_short_prompts_share_a_step() -> None:
@@ -322,11 +334,24 @@ def test_deadline_fails_once() -> None:
 ACTIONS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), max_size=80)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(ACTIONS)
 def test_whatever_happens_each_job_ends_once_and_nothing_stays_held(
     actions: list[tuple[int, int]],
 ) -> None:
+    check_jobs(actions)
+
+
+@pytest.mark.full
+@settings(max_examples=1500, deadline=None)
+@given(ACTIONS)
+def test_whatever_happens_each_job_ends_once_and_nothing_stays_held_at_length(
+    actions: list[tuple[int, int]],
+) -> None:
+    check_jobs(actions)
+
+
+def check_jobs(actions: list[tuple[int, int]]) -> None:
     shell = Shell()
     for action, number in actions:
         shell.now_s += 0.5

@@ -14,6 +14,7 @@ from kvtide.engine.runner import Chunk, Runner
 from kvtide.engine.thread import EngineStopped, EngineThread
 from kvtide.runtime import SystemClock
 from kvtide.worker.mixing import StepMixer, StepPart
+from kvtide.worker.steps import NO_STEP, Running, StepShape
 
 LAYERS = 3
 
@@ -71,6 +72,18 @@ async def both(
         mixer.step("decode", one, second),
         return_exceptions=True,
     )
+
+
+async def test_a_role_sees_what_the_others_have_in_each_step(
+    engine: EngineThread,
+) -> None:
+    mixer = StepMixer(engine, SystemClock())
+    assert mixer.beside("prefill") == Running(NO_STEP, 0.0)
+    mixer.runs("decode", Running(StepShape.of([(9, 10)]), 80.0))
+    mixer.runs("prefill", Running(StepShape.of([(0, 64)]), 0.0))
+    assert mixer.beside("prefill") == Running(StepShape(1, 1, 10.0), 80.0)
+    mixer.runs("decode", None)
+    assert mixer.beside("prefill") == Running(NO_STEP, 0.0)
 
 
 async def test_parts_that_wait_together_share_a_step(engine: EngineThread) -> None:

@@ -18,7 +18,9 @@ SPANS = st.tuples(st.integers(0, 4000), st.integers(1, 2000)).map(
 def test_a_shape_counts_pairs_of_attention() -> None:
     assert StepShape.of([(0, 3)]) == StepShape(1, 3, 6.0)  # 1 + 2 + 3
     assert StepShape.of([(4, 5), (9, 10)]) == StepShape(2, 2, 15.0)
-    assert StepShape.of([(0, 3)]).with_span(4, 5) == StepShape(2, 4, 11.0)
+    assert StepShape.of([(0, 3)]).with_shape(StepShape.of([(4, 5)])) == StepShape(
+        2, 4, 11.0
+    )
 
 
 @pytest.mark.parametrize(

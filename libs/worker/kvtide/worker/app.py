@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from kvtide.bus import open_node
 from kvtide.bus.messages import NodeState
 from kvtide.engine.errors import EngineError
+from kvtide.engine.loading import LoadedModel
 from kvtide.engine.settings import WorkerSettings
 from kvtide.engine.worker import engine_of
 from kvtide.kv import Role
@@ -40,10 +41,12 @@ async def serve_worker(
     stop: asyncio.Event,
     registry: CollectorRegistry,
     clock: Clock,
+    loaded: LoadedModel | None = None,
 ) -> None:
     """Run ``services``, one for each role, until ``stop`` is set, then drain them.
 
     The last one is drained first. Of several roles, some can be left for a while.
+    ``loaded`` is the model of these settings, if it is loaded already.
 
     Raises:
         ConfigError: a setting can't be used, or the model can't be served.
@@ -61,7 +64,7 @@ async def serve_worker(
         stack.enter_context(health)
         node.set_http(health.url)
         pool = await stack.enter_async_context(PoolClient(node, registry=registry))
-        engine = engine_of(settings)
+        engine = engine_of(settings, loaded)
         engine.start()
         stack.push_async_callback(engine.close)
         chassis = Chassis(node, engine, pool, registry)

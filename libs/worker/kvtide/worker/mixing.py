@@ -11,7 +11,7 @@ from kvtide.engine.errors import EngineError, StepCancelled
 from kvtide.engine.runner import Chunk, Runner
 from kvtide.engine.thread import EngineStopped, EngineThread
 from kvtide.runtime import Clock
-from kvtide.worker.steps import StepShape
+from kvtide.worker.steps import NO_STEP, Running, StepShape
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -81,7 +81,24 @@ class StepMixer:
         self._engine = engine
         self._clock = clock
         self._waiting: dict[str, _Entry] = {}
+        self._running: dict[str, Running] = {}
         self._leading = False
+
+    def runs(self, role: str, running: Running | None) -> None:
+        """A role says what it will have in each step from now on; None: nothing."""
+        if running is None:
+            self._running.pop(role, None)
+        else:
+            self._running[role] = running
+
+    def beside(self, role: str) -> Running:
+        """What the other roles have said: all of it, and the tightest target."""
+        others = [one for name, one in self._running.items() if name != role]
+        targets = [one.target_ms for one in others if one.target_ms]
+        shape = NO_STEP
+        for one in others:
+            shape = shape.with_shape(one.shape)
+        return Running(shape, min(targets, default=0.0))
 
     async def step(self, role: str, runner: Runner, part: StepPart[T]) -> Stepped[T]:
         """Compute ``part``, together with what others wait for.

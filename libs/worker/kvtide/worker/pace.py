@@ -17,8 +17,11 @@ class Pace:
         self._half_life_s = half_life_s
 
     def add(self, units: float, seconds: float) -> None:
-        """``units`` took ``seconds``; samples without time are ignored."""
-        if seconds <= 0 or units <= 0:
+        """``units`` took ``seconds``; samples without time are ignored.
+
+        None at all in some time count, too: they make the rate less.
+        """
+        if seconds <= 0 or units < 0:
             return
         fade = 0.5 ** (seconds / self._half_life_s)
         self._done = self._done * fade + units

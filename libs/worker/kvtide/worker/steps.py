@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -34,12 +35,22 @@ class StepShape:
             attended += count * (start + end + 1) / 2
         return cls(rows, new, attended)
 
-    def with_span(self, start: int, end: int) -> "StepShape":
-        """One chunk more."""
-        more = StepShape.of([(start, end)])
+    def with_shape(self, more: "StepShape") -> "StepShape":
+        """Both in one step."""
         return StepShape(
-            self.rows + 1, self.new + more.new, self.attended + more.attended
+            self.rows + more.rows, self.new + more.new, self.attended + more.attended
         )
+
+
+NO_STEP: Final = StepShape(0, 0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What a role has in each step now, and how long its steps may take (0: any time)."""
+
+    shape: StepShape
+    target_ms: float = 0.0
 
 
 class StepCost:

@@ -33,7 +33,7 @@ from kvtide.decode.sequence import BlockKeys, Phase, Sequence, unknown_page
 from kvtide.kv import NodeRef, RequestRef
 from kvtide.worker.custody import TOO_LATE, Readiness, Refusal, refused, released
 from kvtide.worker.events import OwnerSaid
-from kvtide.worker.steps import Busy, StepCost, StepShape
+from kvtide.worker.steps import Busy, Running, StepCost
 
 
 class DecodeMachine:
@@ -107,9 +107,11 @@ class DecodeMachine:
         return len(self._held) == 0
 
     @property
-    def stepping(self) -> bool:
-        """Whether a step is under way: then another will follow, mostly."""
-        return self._step is not None
+    def running(self) -> Running | None:
+        """What the step that is under way has: then another will follow, mostly."""
+        if self._step is None:
+            return None
+        return Running(self._step.shape, tightest_tbt_ms(self._held.all()))
 
     @property
     def pages(self) -> PageLedger:
@@ -310,8 +312,7 @@ class DecodeMachine:
                 self._fail(one, "engine", event.reason)
 
     def _measured(self, step: events.Step, event: events.StepEnded) -> None:
-        spans = [(row.start, row.start + len(row.tokens)) for row in step.rows]
-        self._cost.add(event.whole or StepShape.of(spans), event.ms)
+        self._cost.add(event.whole or step.shape, event.ms)
         self._busy.add(event.ms, self._now_s)
         if all(len(row.tokens) == 1 for row in step.rows):
             self._step_ms += (event.ms - self._step_ms) / 8

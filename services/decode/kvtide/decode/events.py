@@ -283,6 +283,12 @@ class Step:
     step: int
     rows: tuple[Row, ...]
 
+    @property
+    def shape(self) -> StepShape:
+        """What it computes."""
+        spans = [(row.start, row.start + len(row.tokens)) for row in self.rows]
+        return StepShape.of(spans)
+
 
 @dataclass(frozen=True, slots=True)
 class PutBlocks:

@@ -94,7 +94,9 @@ class DecodeService(WorkerService[events.Event, events.Command]):
     def _tell(self, event: events.Event | CommonEvent) -> Message | None:
         reply = super()._tell(event)
         if not self._closed:
-            self._engine.claim(LANE, wanted=self._machine.stepping)
+            running = self._machine.running
+            self._engine.claim(LANE, wanted=running is not None)
+            self._steps.runs(self._role, running)
         return reply
 
     def _do(self, command: events.Command) -> None:

@@ -4,6 +4,7 @@ import asyncio
 
 from prometheus_client import CollectorRegistry
 
+from kvtide.engine.loading import LoadedModel
 from kvtide.kv import Role
 from kvtide.prefill.settings import PrefillSettings
 from kvtide.prefill.shell import PrefillService
@@ -17,8 +18,11 @@ async def serve(
     stop: asyncio.Event,
     registry: CollectorRegistry,
     clock: Clock,
+    loaded: LoadedModel | None = None,
 ) -> None:
     """Run a prefill worker until ``stop`` is set, then drain.
+
+    ``loaded`` is the model of these settings, if it is loaded already.
 
     Raises:
         ConfigError: a setting can't be used, or the model can't be served.
@@ -30,4 +34,5 @@ async def serve(
         stop=stop,
         registry=registry,
         clock=clock,
+        loaded=loaded,
     )

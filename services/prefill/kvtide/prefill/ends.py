@@ -11,7 +11,7 @@ def failed_end(command: Command, reason: str) -> Event | None:
         case events.Open(_, ref):
             ended = events.OpenFailed(ref, reason)
         case events.Load(ref, _, first):
-            ended = events.Loaded(ref, 0, 0, 0.0, first)
+            ended = events.Loaded(ref, 0, 0, 0.0, first, whole=False)
         case events.Begin(ref):
             ended = events.SlotsGranted(ref, ())
         case events.Step(number):

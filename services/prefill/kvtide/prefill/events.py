@@ -29,7 +29,7 @@ from kvtide.worker.events import (
     Tick,
     ToGateway,
 )
-from kvtide.worker.steps import StepShape
+from kvtide.worker.steps import NO_STEP, StepShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,15 @@ class ModelLoaded(ServedModel):
 
 @dataclass(frozen=True, slots=True)
 class EngineShared:
-    """Whether others want the engine too, so that steps must be short."""
+    """Whether others want the engine too, so that steps must be short.
+
+    ``target_ms`` is how long a step may take for their sake, what they have in it
+    included: ``beside``. 0: they do not say.
+    """
 
     shared: bool
+    target_ms: float = 0.0
+    beside: StepShape = NO_STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +85,17 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Ends the ``Load`` from block ``first``: ``blocks`` of its copies are in the run."""
+    """Ends the ``Load`` from block ``first``: ``blocks`` of its copies are in the run.
+
+    ``whole``: these are all of them.
+    """
 
     ref: RequestRef
     blocks: int
     bytes: int
     ms: float
     first: int = 0
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)

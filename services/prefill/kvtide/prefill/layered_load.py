@@ -59,7 +59,8 @@ class LayeredLoad:
             )
         ms = (self._clock.monotonic() - begin_s) * 1000
         size = blocks * layout.slot_bytes
-        return events.Loaded(load.ref, blocks, size, ms, load.first)
+        whole = blocks == len(load.copies)
+        return events.Loaded(load.ref, blocks, size, ms, load.first, whole)
 
     async def _by_layer(
         self, until_s: float, checked: Callable[[events.Event], object]

@@ -3,12 +3,13 @@
 from collections.abc import Iterable
 
 from kvtide.kv import BlockKey
-from kvtide.prefill.events import ChunkSpec
+from kvtide.prefill.events import ChunkSpec, EngineShared
 from kvtide.prefill.job import Job, Phase
 from kvtide.prefill.limits import PrefillLimits, QueueOrder
-from kvtide.worker.steps import StepCost, StepShape
+from kvtide.worker.steps import NO_STEP, StepCost, StepShape
 
-_NOTHING = StepShape.of([])
+_SHARE_OF_TARGET = 0.9
+"""What a step is predicted to take of the longest that it may: predictions err."""
 _IN_PROGRESS = frozenset({Phase.COMPUTING, Phase.COMMITTING})
 
 
@@ -61,7 +62,9 @@ class Line:
         own_ms = self._cost.ms(StepShape.of([(start, end)]))
         return (now_s - job.passed_s) * 1000 > own_ms
 
-    def chunks(self, jobs: Iterable[Job], *, shared: bool) -> tuple[ChunkSpec, ...]:
+    def chunks(
+        self, jobs: Iterable[Job], shared: EngineShared
+    ) -> tuple[ChunkSpec, ...]:
         """The chunks of the next step: the first ready job's, and short ones with it.
 
         A job whose prefix is still being loaded is computed beside its load only if
@@ -71,10 +74,10 @@ class Line:
         whole = [job for job in ready if not job.loads]
         if not whole:
             beside_load = [job for job in ready if not job.gated]
-            if shared or not beside_load:
+            if shared.shared or not beside_load:
                 return ()
-            return (self._chunk(beside_load[0], shared=shared),)
-        chunks = [self._chunk(whole[0], shared=shared)]
+            return (self._chunk(beside_load[0], shared),)
+        chunks = [self._chunk(whole[0], shared)]
         room = self._limits.batch_tokens - (chunks[0].end - chunks[0].start)
         for job in whole[1:]:
             if job.left > room:
@@ -83,18 +86,29 @@ class Line:
             room -= job.left
         return tuple(chunks)
 
-    def _chunk(self, job: Job, *, shared: bool) -> ChunkSpec:
+    def _chunk(self, job: Job, shared: EngineShared) -> ChunkSpec:
         """As much as fits the target; of equal chunks, so that the last is no crumb."""
-        limits = self._limits
-        most = limits.shared_step_tokens if shared else limits.step_tokens
-        target_ms = limits.shared_step_ms if shared else limits.step_ms
-        fits = self._cost.tokens_within(target_ms, job.at, _NOTHING)
-        fits = min(most, max(fits, min(limits.least_step_tokens, most)))
+        fits = self._fits(job.at, shared)
         count = -(-job.left // fits)
         even = -(-job.left // count)
         size = job.block_tokens
         whole_blocks = (job.at + even + size - 1) // size * size - job.at
         return job.chunk(whole_blocks if whole_blocks <= fits else even)
+
+    def _fits(self, start: int, shared: EngineShared) -> int:
+        """Tokens from ``start`` on that a step may have.
+
+        Where others say how long it may take, what they have in it counts, too.
+        """
+        limits = self._limits
+        most, target_ms, beside = limits.step_tokens, limits.step_ms, NO_STEP
+        if shared.shared and shared.target_ms:
+            target_ms = min(target_ms, shared.target_ms * _SHARE_OF_TARGET)
+            beside = shared.beside
+        elif shared.shared:
+            most, target_ms = limits.shared_step_tokens, limits.shared_step_ms
+        fits = self._cost.tokens_within(target_ms, start, beside)
+        return min(most, max(fits, min(limits.least_step_tokens, most)))
 
 
 def _prepared(job: Job) -> bool:

@@ -43,20 +43,32 @@ class LoadRates:
         ms: float,
         now_s: float,
         flows: int = 0,
+        short: Located | None = None,
     ) -> None:
-        """Loading ``size`` bytes of these copies took ``ms``, beside ``flows`` others."""
+        """Loading ``size`` bytes of these copies took ``ms``, beside ``flows`` others.
+
+        ``short`` was to come next and did not. At best it would have come now: so it is
+        counted, which is nothing for a miss that was soon known, and much for a store
+        that kept this worker waiting.
+        """
         seconds = ms / 1000
+        if seconds <= 0:
+            return
         self.all.add(size, seconds)
         self.tokens.add(tokens, seconds)
-        if not copies or size <= 0 or seconds <= 0:
-            return
-        near = sum(copy.slot.node == self.near for copy in copies)
-        near_bytes = size * near // len(copies)
-        self.last = LoadSample(near_bytes, size - near_bytes, flows, ms)
-        self.count += 1
-        for where, count in Counter(_where(copy) for copy in copies).items():
+        if copies and size > 0 and short is None:
+            near = sum(copy.slot.node == self.near for copy in copies)
+            near_bytes = size * near // len(copies)
+            self.last = LoadSample(near_bytes, size - near_bytes, flows, ms)
+            self.count += 1
+        brought = Counter[_Where]()
+        for copy in copies:
+            brought[_where(copy)] += size // len(copies)
+        if short is not None:
+            brought[_where(short)] += short.slot.length
+        for where, count in brought.items():
             measured = self._stores.setdefault(where, _Measured())
-            measured.pace.add(size * count / len(copies), seconds)
+            measured.pace.add(count, seconds)
             measured.at_s = now_s
             self._stores.move_to_end(where)
         while len(self._stores) > STORES_KEPT:

@@ -37,7 +37,7 @@ class PrefillMachine:
         """``me`` is this worker's life; a fence replaces it."""
         self._limits = limits
         self._readiness = Readiness()
-        self._shared = False
+        self._shared = events.EngineShared(shared=False)
         self._held = Holdings(me)
         self._steps = 0
         self._compute = Pace(limits.initial_tokens_per_s)
@@ -216,12 +216,7 @@ class PrefillMachine:
             self._ask_for_slots(job)
 
     def _loaded(self, job: Job, loaded: events.Loaded) -> None:
-        tokens = loaded.blocks * job.block_tokens
-        copies = job.copies_from(loaded.first, loaded.blocks)
-        flows = sum(len(one.loads) for one in self._held.all()) - 1
-        self._rates.add(
-            copies, tokens, loaded.bytes, loaded.ms, self._now_s, max(0, flows)
-        )
+        self._count_load(job, loaded)
         job.load_ms += loaded.ms
         checking = job.phase is Phase.CHECKING
         if checking:
@@ -234,6 +229,21 @@ class PrefillMachine:
             self._ask_for_slots(job)
         elif job.phase is Phase.READY:
             self._advance(job)
+
+    def _count_load(self, job: Job, loaded: events.Loaded) -> None:
+        tokens = loaded.blocks * job.block_tokens
+        copies = job.copies_from(loaded.first, loaded.blocks)
+        after = job.copies_from(loaded.first + loaded.blocks, 1)
+        flows = sum(len(one.loads) for one in self._held.all()) - 1
+        self._rates.add(
+            copies,
+            tokens,
+            loaded.bytes,
+            loaded.ms,
+            self._now_s,
+            max(0, flows),
+            short=after[0] if after and not loaded.whole else None,
+        )
 
     def _ask_for_slots(self, job: Job) -> None:
         wanted = job.wanted()
@@ -267,7 +277,7 @@ class PrefillMachine:
     def _worth(self, job: Job, copies: tuple[Located, ...]) -> int:
         """How many of these copies are loaded faster than they are computed."""
         size = job.block_tokens
-        alone = not self._shared and all(
+        alone = not self._shared.shared and all(
             other is job or not other.waits for other in self._held.all()
         )
         return worth_loading(
@@ -368,8 +378,8 @@ class PrefillMachine:
                 self._readiness = replace(self._readiness, attached=attached)
                 if not attached:
                     self._held.fail_all("no_store", "the store on this host has gone")
-            case events.EngineShared(shared):
-                self._shared = shared
+            case events.EngineShared():
+                self._shared = event
             case events.Drain():
                 self._readiness = replace(self._readiness, draining=True)
             case events.Resume():
@@ -420,7 +430,7 @@ class PrefillMachine:
             self._ask_for_slots(job)
 
     def _begin_step(self) -> None:
-        chunks = self._line.chunks(self._held.all(), shared=self._shared)
+        chunks = self._line.chunks(self._held.all(), self._shared)
         if not chunks:
             return
         self._steps += 1

@@ -64,7 +64,7 @@ class PrefillService(WorkerService[events.Event, events.Command]):
         self._settings = settings
         self._held: dict[RequestRef, _Held] = {}
         self._step: StepCompute | None = None
-        self._shared = False
+        self._shared = events.EngineShared(shared=False)
 
     def _loaded(self, model: LoadedModel) -> events.Event:
         facts = model.facts
@@ -95,10 +95,13 @@ class PrefillService(WorkerService[events.Event, events.Command]):
     # ---- what goes out
 
     def _tell(self, event: events.Event) -> Message | None:
-        shared = self._engine.contended(STEP_LANE)
+        beside = self._steps.beside(self._role)
+        shared = events.EngineShared(
+            self._engine.contended(STEP_LANE), beside.target_ms, beside.shape
+        )
         if shared != self._shared:
             self._shared = shared
-            super()._tell(events.EngineShared(shared=shared))
+            super()._tell(shared)
         return super()._tell(event)
 
     def _do(self, command: events.Command) -> None:
