@@ -42,7 +42,15 @@ def test_one_of_each_by_default_and_as_many_as_wanted(tmp_path: Path) -> None:
 
 
 def test_every_role_accepts_the_flags_that_it_gets(tmp_path: Path) -> None:
-    specs = planned(tmp_path, threads=3, dram=1 << 28, catalog="sqlite:////x", worker=1)
+    specs = planned(
+        tmp_path,
+        threads=3,
+        dtype="bfloat16",
+        device="auto",
+        dram=1 << 28,
+        catalog="sqlite:////x",
+        worker=1,
+    )
     known = schemas()
     for name, spec in specs.items():
         role = name.rpartition("-")[0]
@@ -62,6 +70,8 @@ def test_every_role_accepts_the_flags_that_it_gets(tmp_path: Path) -> None:
             assert values["nats"] == NATS
             assert values["catalog"] == "sqlite:////x"
             assert values["node"] == name
+            if role in ("prefill", "decode", "worker"):
+                assert (values["dtype"], values["device"]) == ("bfloat16", "auto")
             assert values["shm_dir"] == tmp_path / "shm"
 
 

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator
 
@@ -32,9 +33,23 @@ class UpSettings(BaseModel):
     worker: int = Field(
         default=0, ge=0, le=64, description="workers that do both in one process"
     )
+    spare: bool = Field(
+        default=True,
+        description="keep one more worker in reserve with the model loaded, which takes "
+        "the place of a prefill or decode worker that dies",
+    )
     conductors: int = Field(default=1, ge=1, le=16, description="conductors")
     threads: int = Field(
         default=0, ge=0, le=1024, description="threads of each worker; 0: all cores"
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32",
+        description="number format of weights, activations and KV of all workers",
+    )
+    device: str = Field(
+        default="cpu",
+        min_length=1,
+        description="what workers compute on: cpu, auto, or a device of torch's such as cuda",
     )
     dram: ByteSize = Field(
         default=ByteSize(0),

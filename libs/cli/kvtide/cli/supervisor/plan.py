@@ -120,6 +120,8 @@ def _own_flags(settings: UpSettings, ground: Ground, role: str) -> Mapping[str, 
             "model": ground.model.source,
             "cache-dir": str(settings.cache_dir),
             "threads": str(settings.threads),
+            "dtype": settings.dtype,
+            "device": settings.device,
             "drain-s": str(DRAIN_S),
         }
     if role == "store":
