@@ -13,7 +13,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from kvtide.engine.distribution import weights_of
+from kvtide.engine.distribution import inverted, weights_of
 from kvtide.engine.errors import NonFiniteLogits
 from kvtide.engine.sampler import Draw, Sampler
 from kvtide.engine.sampling import SamplingParams, uniform
@@ -198,3 +198,32 @@ def test_logprobs_are_those_of_the_raw_logits():
 
 def test_nothing_to_sample():
     assert Sampler().draw([], []) == []
+
+
+@pytest.mark.parametrize("vocab", [3, 256, 1000, 50_257])
+def test_each_token_stands_where_the_weights_before_it_end(vocab: int):
+    noise = torch.Generator().manual_seed(vocab)
+    weights = torch.softmax(3 * torch.randn(4, vocab, generator=noise), -1)
+    weights[:, 1::3] = 0.0  # filters leave holes, also whole runs of them
+    weights[1, : vocab // 2] = 0.0
+    edges = weights.double().cumsum(-1)
+    at = [0.0, 0.25, 0.7, 1 - 2**-53]
+    for shift in range(4):
+        numbers = at[shift:] + at[:shift]
+        tokens = torch.tensor(inverted(weights, numbers))[:, None]
+        wanted = torch.tensor(numbers, dtype=torch.float64)[:, None] * edges[:, -1:]
+        end = edges.gather(1, tokens)
+        own = weights.double().gather(1, tokens)
+        assert bool((own > 0).all())
+        assert bool((end + 1e-6 > wanted).all())
+        assert bool((end - own - 1e-6 <= wanted).all())
+
+
+def test_a_row_is_inverted_the_same_in_any_batch():
+    weights = torch.softmax(_logits(33), -1)
+    numbers = [uniform(1, 0, place) for place in range(33)]
+    alone = [
+        inverted(row[None], [number])[0]
+        for row, number in zip(weights, numbers, strict=True)
+    ]
+    assert inverted(weights, numbers) == alone

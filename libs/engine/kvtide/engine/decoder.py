@@ -12,12 +12,16 @@ from kvtide.engine.architecture import Architecture
 from kvtide.engine.attention import attend, history_mask
 from kvtide.engine.memory import KvRun
 from kvtide.engine.rope import Rotation, inverse_frequencies
-from kvtide.engine.threads import one_thread
+from kvtide.engine.threads import compute_threads, one_thread
 from kvtide.engine.weights import DecoderWeights, LayerWeights
 
 # scores x heads x head_dim up to which one thread attends faster than all: seen for
 # two cores between 512 and 1,024 tokens of 9 x 64
 _SERIAL_WORK = 400_000
+
+# rows x columns x columns of a layer's widest product up to which one thread is faster
+# than all: seen for two cores between 8 and 16 rows of 576 x 3,072
+_SERIAL_PRODUCT = 15_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +91,11 @@ class Decoder:
         positions = torch.cat(ranges).to(device)
         rotation = Rotation(self._inv_freq, positions, self._dtype)
         final = len(self._weights.layers) - 1
+        threads = torch.get_num_threads()
         for index, layer in enumerate(self._weights.layers):
             between(index)
-            query = self._project(index, layer, hidden, rotation, spans)
+            with compute_threads(self._threads_for(len(hidden), threads)):
+                query = self._project(index, layer, hidden, rotation, spans)
             written(index)
             for span in spans:
                 span.run.complete(index, span.start, span.end)
@@ -100,8 +106,15 @@ class Decoder:
                 rows = torch.tensor([spans[i].last - 1 for i in wanted], device=device)
                 query, hidden = query[rows], hidden[rows]
                 spans = [spans[i].tail(row) for row, i in enumerate(wanted)]
-            self._mix(index, layer, hidden, query, spans)
+            attended = self._attend(index, query, spans)
+            with compute_threads(self._threads_for(len(hidden), threads)):
+                self._mix(layer, hidden, attended)
         return self._weights.head(self._norm(hidden, self._weights.norm)).float()
+
+    def _threads_for(self, rows: int, threads: int) -> int:
+        """How many threads of these multiply a layer's weights with so many rows."""
+        widest = self._shape.hidden_size * 2 * self._shape.intermediate_size
+        return 1 if rows * widest <= _SERIAL_PRODUCT else threads
 
     def _project(
         self,
@@ -129,15 +142,8 @@ class Decoder:
             span.run.wrote(index, span.start, span.end)
         return qk[:, : a.heads]
 
-    def _mix(
-        self,
-        index: int,
-        layer: LayerWeights,
-        hidden: Tensor,
-        query: Tensor,
-        spans: Sequence[Span],
-    ) -> None:
-        """Attend, then the gated MLP; adds both to `hidden`."""
+    def _attend(self, index: int, query: Tensor, spans: Sequence[Span]) -> Tensor:
+        """What each query gathers of its own run, [tokens, heads * head_dim]."""
         a = self._shape
         attended = query.new_empty(len(query), a.heads * a.head_dim)
 
@@ -152,6 +158,10 @@ class Decoder:
         with one_thread():
             attend_each([span for span in spans if span.score_count <= limit])
         attend_each([span for span in spans if span.score_count > limit])
+        return attended
+
+    def _mix(self, layer: LayerWeights, hidden: Tensor, attended: Tensor) -> None:
+        """Add what was gathered, then the gated MLP's output, to `hidden`."""
         hidden += layer.output(attended)
         gate, up = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, -1)
         hidden += layer.down(silu(gate).mul_(up))

@@ -8,19 +8,43 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kvtide.engine.sampling import SamplingParams
+
+# ids whose weights are summed before it is known in which of them a number falls
+_RUN = 256
+
+# weight from which on a token is likely
+_LIKELY = 1e-3
 
 # how far a row's float32 weights may sum up beside 1
 _ROUNDING = 1e-5
 
 
-def edges_of(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Cumulated weights over token ids, float64 [batch, vocab].
+def inverted(weights: Tensor, numbers: Sequence[float]) -> list[int]:
+    """For each row of weights [batch, vocab] the token at its number in [0, 1).
 
-    A row's last entry is its whole weight, which is 1 only up to what filters took.
+    The distribution over ids in their natural order is inverted: first among the sums
+    of runs of ids, then within one run. The sums, of non-negative float32 numbers, are
+    off by less than 1e-6 of the whole, and the same whatever is in the batch.
     """
-    return weights_of(logits, params).cumsum(-1, dtype=torch.float64)
+    runs = pad(weights, (0, -weights.shape[-1] % _RUN)).unflatten(-1, (-1, _RUN))
+    run_edges = runs.sum(-1).cumsum(-1, dtype=torch.float64)
+    target = torch.tensor(numbers, dtype=torch.float64, device=weights.device)[:, None]
+    target = _below(target * run_edges[:, -1:], run_edges[:, -1:])
+    run = torch.searchsorted(run_edges, target, right=True)
+    before = run_edges.gather(1, (run - 1).clamp_(min=0)).masked_fill_(run == 0, 0.0)
+    rows = torch.arange(len(run), device=weights.device)
+    edges = runs[rows, run[:, 0]].cumsum(-1, dtype=torch.float64)
+    target = _below(target - before, edges[:, -1:])
+    inside = torch.searchsorted(edges, target, right=True)
+    return (run * _RUN + inside)[:, 0].tolist()
+
+
+def _below(target: Tensor, edge: Tensor) -> Tensor:
+    """Rounding must not push a target onto the last edge, behind which is no token."""
+    return torch.minimum(target, torch.nextafter(edge, torch.zeros_like(edge)))
 
 
 def weights_of(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -30,7 +54,7 @@ def weights_of(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     row's are the same bits whatever is in the batch.
     """
     temperature = _column([one.temperature for one in params], logits)
-    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
+    scaled = (logits - logits.amax(-1, keepdim=True)).div_(temperature)
     _keep_top_k(scaled, params)
     weights = torch.softmax(scaled, -1)
     least = _nucleus_edges(weights, params)
@@ -74,8 +98,11 @@ def _nucleus_edges(weights: Tensor, params: Sequence[SamplingParams]) -> Tensor 
 
 def _nucleus_edge(weights: NDArray[np.float32], top_p: float) -> float:
     """The least weight in the smallest set of likeliest tokens with mass top_p."""
+    likely = weights[weights >= _LIKELY]
     outside = 0.5 * (1.0 - top_p)
-    if outside > _ROUNDING:
+    if likely.sum(dtype=np.float64) >= top_p:
+        weights = likely  # mostly: few tokens, and the nucleus is among them
+    elif outside > _ROUNDING:
         # all tokens below this together have less mass than what stays outside
         weights = weights[weights >= outside / len(weights)]
     falling = np.sort(weights)[::-1]
