@@ -43,32 +43,41 @@ class HeldRuns:
         self, ask: Ask, holdings: Holdings, outflows: Floats, seeds: CostSeeds
     ) -> None:
         """Of one request."""
-        self._holdings = holdings
         self._block_bytes = ask.block_bytes
         self._overhead_ms = seeds.block_overhead_ms
-        slows = _slowness(seeds)
+        self._slows = slows = _slowness(seeds)
         usable = min(holdings.blocks, ask.full_blocks)
-        self._rows = np.flatnonzero(holdings.block < usable)
-        block, host = holdings.block[self._rows], holdings.host[self._rows]
-        self._grade = holdings.ssd[self._rows] + 2 * holdings.hint[self._rows]
+        self._rows = rows = (holdings.block < usable).nonzero()[0]
+        self._block, host = holdings.block.take(rows), holdings.host.take(rows)
+        self._grade = holdings.ssd.take(rows) + 2 * holdings.hint.take(rows)
         holds = np.zeros(len(outflows), dtype=bool)
         holds[host] = True
-        hosts = np.flatnonzero(holds)
-        self._place = np.full(len(outflows), len(hosts), dtype=np.int64)
-        self._place[hosts] = np.arange(len(hosts))
-        grades = np.full((usable, len(hosts)), _NONE, dtype=np.uint8)
-        # the quickest last, for it is the one that stays
-        order = np.argsort(-slows[self._grade], kind="stable")
-        grades[block[order], self._place[host[order]]] = self._grade[order]
+        hosts = holds.nonzero()[0]
+        self._place_of = np.empty(len(outflows), dtype=np.int64)
+        self._place_of.fill(len(hosts))
+        self._place_of[hosts] = np.arange(len(hosts))
+        self._place = self._place_of.take(host)
+        grades = self._grades(usable, len(hosts))
         starts, self.counts = _runs(grades)
         self.ends = np.array([*starts, sum(self.counts)], dtype=np.int64)
-        self._flows = 1 + outflows[hosts]
-        self._slows = slows
-        self._slow = np.full((len(starts), len(hosts) + 1), np.inf)
-        self._slow[:, :-1] = slows[grades[starts]]
+        self._flows = 1 + outflows.take(hosts)
+        self._slow = np.empty((len(starts), len(hosts) + 1))
+        self._slow[:, :-1] = slows.take(grades[starts])
+        self._slow[:, -1] = np.inf
         self._rate = np.zeros_like(self._slow)
-        self._rate[:, :-1] = 1 / (self._slow[:, :-1] * self._flows)
+        np.divide(1, self._slow[:, :-1] * self._flows, out=self._rate[:, :-1])
         self._total = self._rate.sum(axis=1)[:, None]
+
+    def _grades(self, blocks: int, hosts: int) -> NDArray[np.uint8]:
+        """The quickest grade of each block on each host."""
+        grades = np.empty((blocks, hosts), dtype=np.uint8)
+        grades.fill(_NONE)
+        there = np.bincount(self._grade, minlength=_NONE).nonzero()[0]
+        # the quickest last, for it is the one that stays
+        for grade in sorted(there.tolist(), key=lambda each: -self._slows[each]):
+            own = slice(None) if len(there) == 1 else self._grade == grade
+            grades[self._block[own], self._place[own]] = grade
+        return grades
 
     def __len__(self) -> int:
         """Runs."""
@@ -76,7 +85,7 @@ class HeldRuns:
 
     def places(self, host: Ints) -> Ints:
         """Each host's place. One without a name shares memory with nobody."""
-        places = self._place.take(host)
+        places = self._place_of.take(host)
         places[host == NO_HOST] = self._slow.shape[1] - 1
         return places
 
@@ -125,20 +134,26 @@ class HeldRuns:
         ``near`` says of each run whether it is read from the place ``own``, else from
         all others, or from the place ``only`` alone.
         """
-        rows = self._rows[self._holdings.block[self._rows] < blocks]
-        run = np.searchsorted(self.ends, self._holdings.block[rows], side="right") - 1
-        place = self._place[self._holdings.host[rows]]
-        grade = self._holdings.ssd[rows] + 2 * self._holdings.hint[rows]
+        block, place, grade = self._block, self._place, self._grade
+        run = np.searchsorted(self.ends, block, side="right") - 1
+        wanted = block < blocks
+        run[~wanted] = 0
         local = place == own
         far = ~local if only is None else place == only
-        fits = (near[run] & local) | (~near[run] & far)
-        quickest = self._slows[grade] <= self._slow[run, place]
+        fits = np.where(near.take(run), local, far)
+        fits &= wanted
+        fits &= self._slows.take(grade) <= self._slow[run, place]
         found: list[dict[int, Option[int]]] = [{} for _ in range(blocks)]
-        for at in np.flatnonzero(fits & quickest):
-            host, row = int(place[at]), int(rows[at])
-            cost = float(self._slows[grade[at]] * self._flows[host])
-            options = found[int(self._holdings.block[row])]
-            options.setdefault(host, Option(host, cost, row))
+        at = fits.nonzero()[0]
+        costs = self._slows.take(grade.take(at)) * self._flows.take(place.take(at))
+        for number, host, row, cost in zip(
+            block.take(at).tolist(),
+            place.take(at).tolist(),
+            self._rows.take(at).tolist(),
+            costs.tolist(),
+            strict=True,
+        ):
+            found[number].setdefault(host, Option(host, cost, row))
         return [[each[host] for host in sorted(each)] for each in found]
 
     def _block_ms(self, byte_ms: Floats) -> Floats:

@@ -1,7 +1,6 @@
 """Placement of a request among thousands of workers: ``readable`` in columns."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -118,7 +117,6 @@ class ColumnPolicy:
     def _loaders(self, prefills: PrefillColumns, decode_host: int) -> LoaderColumns:
         """The prefill workers, and decode itself where the policy lets it compute."""
         columns = (
-            prefills.host,
             prefills.inflows,
             prefills.fixed_ms,
             prefills.token_ms,
@@ -128,7 +126,7 @@ class ColumnPolicy:
             prefills.far_byte_ms,
         )
         if not self.rules.direct_blocks:
-            return LoaderColumns(*columns)
+            return LoaderColumns(prefills.host, *columns)
         seeds = self.seeds
         # at the pace of the slowest prefill worker, for decode reports none
         token_ms = prefill_curve(0.0, seeds).token_ms
@@ -136,10 +134,13 @@ class ColumnPolicy:
             token_ms = float(prefills.token_ms.max())
         near = 1000.0 / seeds.load_bytes_per_s
         far = near / seeds.remote_share
-        direct = (decode_host, 0.0, 0.0, token_ms, 0.0, 0.0, near, far)
-        return LoaderColumns(
-            *(_longer(column, one) for column, one in zip(columns, direct, strict=True))
-        )
+        longer = np.empty((len(columns), len(prefills.refs) + 1))
+        for row, column in zip(longer, columns, strict=True):
+            row[:-1] = column
+        longer[:, -1] = (0.0, 0.0, token_ms, 0.0, 0.0, near, far)
+        host = np.empty(longer.shape[1], dtype=np.int64)
+        host[:-1], host[-1] = prefills.host, decode_host
+        return LoaderColumns(host, *longer)
 
     def _plans(self, ask: Ask, loaders: LoaderColumns, runs: HeldRuns) -> _Plans:
         places = runs.places(loaders.host)
@@ -315,36 +316,25 @@ def _estimates(
     ask: Ask, fleet: Fleet, scores: _Scores, plans: _Plans, rows: Ints
 ) -> tuple[Estimate, ...]:
     """Those candidates as people see them."""
-    decode: list[int] = scores.decode[rows].tolist()
-    blocks: list[int] = plans.blocks[rows].tolist()
-    times_ms: list[list[float]] = np.stack(
-        [
-            scores.queue_ms[rows],
-            plans.transfer_ms[rows],
-            plans.compute_ms[rows],
-            scores.ttft_ms[rows],
-            scores.tbt_ms[rows],
-            scores.wait_ms[rows],
-        ],
-        axis=1,
-    ).tolist()
+    decode: list[int] = scores.decode.take(rows).tolist()
+    blocks: list[int] = plans.blocks.take(rows).tolist()
+    times_ms = zip(
+        scores.queue_ms.take(rows).tolist(),
+        plans.transfer_ms.take(rows).tolist(),
+        plans.compute_ms.take(rows).tolist(),
+        scores.ttft_ms.take(rows).tolist(),
+        scores.tbt_ms.take(rows).tolist(),
+        scores.wait_ms.take(rows).tolist(),
+        strict=True,
+    )
     estimates: list[Estimate] = []
     shown: list[int] = rows.tolist()
-    for at, row in enumerate(shown):
+    for at, (row, times) in enumerate(zip(shown, times_ms, strict=True)):
         partner = fleet.decodes.refs[decode[at]]
         maker = _prefill(fleet.prefills, row) or partner
         hit_tokens = blocks[at] * ask.block_tokens
-        times = times_ms[at]
         estimates.append(Estimate(maker.node, partner.node, hit_tokens, *times))
     return tuple(estimates)
-
-
-def _longer(column: Floats | Ints, one: float) -> Any:
-    """The column with one value more."""
-    longer = np.empty(len(column) + 1, dtype=column.dtype)
-    longer[:-1] = column
-    longer[-1] = one
-    return longer
 
 
 def _prefill(prefills: PrefillColumns, row: int) -> NodeRef | None:

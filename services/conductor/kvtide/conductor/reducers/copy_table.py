@@ -102,12 +102,12 @@ class CopyTable:
 
     def places(self, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """All copies of these rows (each 0 or greater): positions in ``rows``, places."""
-        starts = np.frombuffer(self._start, dtype=np.int32)[rows].astype(np.int64)
-        sizes = np.frombuffer(self._size, dtype=np.int32)[rows].astype(np.int64)
-        total = int(sizes.sum())
-        which = np.repeat(np.arange(len(rows)), sizes)
-        before = np.repeat(np.cumsum(sizes) - sizes, sizes)
-        return which, np.repeat(starts, sizes) + np.arange(total) - before
+        starts = np.frombuffer(self._start, dtype=np.int32).take(rows)
+        sizes = np.frombuffer(self._size, dtype=np.int32).take(rows)
+        ends = sizes.cumsum()
+        which = np.arange(len(rows)).repeat(sizes)
+        shift = starts - ends + sizes
+        return which, shift.take(which) + np.arange(len(which))
 
     def lives_and_tiers(
         self, places: NDArray[np.int64]

@@ -55,6 +55,27 @@ class KeyTable:
         high, low = _PAIR.unpack(key)
         return self._table[self._slot(high, low)] if self._count else EMPTY
 
+    def find_first(self, keys: Sequence[BlockKey]) -> list[int]:
+        """The rows of the first keys, up to the first that isn't there; for a few keys."""
+        found: list[int] = []
+        if not self._count:
+            return found
+        table, highs, lows = self._table, self._high, self._low
+        mask, shift, unpack = len(table) - 1, self._shift, _PAIR.unpack
+        for key in keys:
+            if len(key) != KEY_BYTES:
+                break
+            high, low = unpack(key)
+            slot = ((high * _MIX_HIGH + low * _MIX_LOW) & _MASK_64) >> shift
+            while (row := table[slot]) != EMPTY:
+                if row >= 0 and lows[row] == low and highs[row] == high:
+                    break
+                slot = (slot + 1) & mask
+            if row == EMPTY:
+                break
+            found.append(row)
+        return found
+
     def find_all(self, keys: Sequence[BlockKey]) -> Rows:
         """The row of each key, or ``EMPTY``; for many keys at once."""
         pairs = np.frombuffer(b"".join(keys), dtype="<u8").reshape(-1, 2)

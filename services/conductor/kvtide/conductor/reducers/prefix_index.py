@@ -186,13 +186,7 @@ class PrefixIndex:
 
     def _rows(self, keys: Sequence[BlockKey]) -> Rows:
         if len(keys) <= _FEW:
-            rows: list[int] = []
-            for key in keys:
-                row = self._keys.find(key)
-                if row == EMPTY:
-                    break
-                rows.append(row)
-            return np.array(rows, dtype=np.int32)
+            return np.array(self._keys.find_first(keys), dtype=np.int32)
         sound = next((n for n, k in enumerate(keys) if len(k) != KEY_BYTES), len(keys))
         found = self._keys.find_all(keys[:sound])
         missing = np.flatnonzero(found == EMPTY)

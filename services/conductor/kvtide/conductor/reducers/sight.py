@@ -33,9 +33,13 @@ class Sight:
         """The copies of the first keys. True until the next change of the index."""
         self._refresh()
         found = self._index.find(keys)
-        host = self._host[found.life]
-        live = np.flatnonzero(host != _GONE)
-        block, place = found.block[live], found.place[live]
+        host = self._host.take(found.life)
+        block, place, life, tier = found.block, found.place, found.life, found.tier
+        gone = host == _GONE
+        if gone.any():
+            live = ~gone
+            host, block, place = host[live], block[live], place[live]
+            life, tier = life[live], tier[live]
 
         def located(row: int) -> Located:
             return self._index.located(keys[int(block[row])], int(place[row]))
@@ -43,9 +47,9 @@ class Sight:
         return Holdings(
             blocks=found.blocks,
             block=block,
-            host=host[live],
-            ssd=found.tier[live] == _SSD,
-            hint=self._hint[found.life[live]],
+            host=host,
+            ssd=tier == _SSD,
+            hint=self._hint.take(life),
             located=located,
         )
 
