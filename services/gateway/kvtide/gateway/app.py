@@ -17,6 +17,7 @@ from kvtide.gateway.served import ServedModel
 from kvtide.gateway.server import HttpServer
 from kvtide.gateway.settings import GatewaySettings
 from kvtide.gateway.shell import Gateway
+from kvtide.gateway.ui import Dashboard
 from kvtide.kv import Role
 from kvtide.runtime import Clock, TaskScope
 
@@ -70,12 +71,14 @@ async def serve_on(
             TaskScope() as scope,
         ):
             door = Door(settings, gateway, served, metrics, desk)
-            app = make_application(door, registry)
+            dashboard = Dashboard(gateway, served, desk.catalog)
+            app = make_application(door, registry, dashboard.routes())
             limits = settings.connection_limits
             server = HttpServer(
                 app, settings.listen, settings.http_port, limits, tls=tls
             )
             await gateway.start()
+            await dashboard.start()
             serving = scope.spawn(server.run(), name="http")
             node.set_http(server.url)
             node.set_state(NodeState.READY)

@@ -16,6 +16,7 @@ from kvtide.gateway.life import (
     Finish,
     Life,
     RecordEnded,
+    Tick,
 )
 from kvtide.kv import RequestId
 
@@ -64,14 +65,19 @@ class Session:
         now_s: Callable[[], float],
         on_answer: Callable[[AnswerCommand], None],
         on_ended: Callable[[RequestEnded], None],
+        on_told: Callable[[RequestId, Event], None],
     ) -> None:
-        """Nothing is sent before ``tell(Submitted())``."""
+        """Nothing is sent before ``tell(Submitted())``.
+
+        ``on_told`` hears of what the life is told, before the life does.
+        """
         self.life = life
         self.wake_s = float("inf")
         self._courier = courier
         self._now_s = now_s
         self._on_answer = on_answer
         self._on_ended = on_ended
+        self._on_told = on_told
 
     @property
     def request(self) -> RequestId:
@@ -80,6 +86,8 @@ class Session:
 
     def tell(self, event: Event) -> None:
         """Let the life decide, and do what it says."""
+        if not isinstance(event, Tick):
+            self._on_told(self.request, event)
         for command in self.life.handle(event, self._now_s()):
             if isinstance(command, Began | Emit | Finish | Fail):
                 self._on_answer(command)

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Protocol
 
 import structlog
 
@@ -64,6 +65,18 @@ log = structlog.get_logger("kvtide.gateway")
 _ROLES = {Stage.PREFILL: Role.PREFILL, Stage.DECODE: Role.DECODE}
 
 
+class Observer(Protocol):
+    """Looks on; called in the loop, must be quick and not raise."""
+
+    def arrived(self, spec: RequestSpec) -> None:
+        """A request was taken."""
+        ...
+
+    def told(self, request: RequestId, event: Event) -> None:
+        """A request's life was told something."""
+        ...
+
+
 class Gateway:
     """Owns every open request of this process, on one node, in one loop."""
 
@@ -89,6 +102,7 @@ class Gateway:
         self._open = 0
         self._draining = False
         self._inbox: Subscription | None = None
+        self._observer: Observer | None = None
 
     @property
     def open_requests(self) -> int:
@@ -109,6 +123,10 @@ class Gateway:
         self.node.on_fenced(self._on_fenced)
         self.node.tasks.spawn(self._tick_all(), name="gateway ticks")
         self.node.tasks.spawn(self._tell_owners(), name="gateway owner lists")
+
+    def observe(self, observer: Observer) -> None:
+        """Have ``observer`` look on from now on."""
+        self._observer = observer
 
     def drain(self) -> None:
         """Take no new request; others hear it."""
@@ -163,7 +181,16 @@ class Gateway:
             log.error("name taken", request=spec.request)
             raise NameTakenError(spec.request)
         life = Life(spec, space, text, self._limits)
-        session = Session(life, self._courier, self._now_s, on_answer, self._on_ended)
+        session = Session(
+            life,
+            self._courier,
+            self._now_s,
+            on_answer,
+            self._on_ended,
+            self._on_told,
+        )
+        if self._observer is not None:
+            self._observer.arrived(spec)
         self._sessions[spec.request] = session
         self._count(1)
         session.tell(Submitted())
@@ -200,6 +227,10 @@ class Gateway:
         self._owners.clear()
         self._tell_all(Aborted("the gateway was paused for too long"))
         self._count(0)  # the new life has said nothing of its load yet
+
+    def _on_told(self, request: RequestId, event: Event) -> None:
+        if self._observer is not None:
+            self._observer.told(request, event)
 
     def _on_ended(self, record: RequestEnded) -> None:
         self._count(-1)

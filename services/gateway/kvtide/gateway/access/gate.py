@@ -12,7 +12,11 @@ from kvtide.gateway.api.problem_handlers import ProblemResponse
 from kvtide.gateway.api.problems import SERVER, ApiError, retry_headers
 
 OPEN_PATHS = frozenset(("/livez", "/readyz", "/health", "/metrics"))
+OPEN_PAGES = "/ui"
+"""The dashboard's files, which hold no data; what they show is an admin path."""
 ADMIN_PATHS = "/admin/"
+LOOKING_ON = "/admin/ui/"
+"""What the dashboard shows: open as long as the gateway asks nobody for a key."""
 RETRY_MS = 2000.0
 _SCHEME = "bearer "
 
@@ -41,7 +45,7 @@ class KeyGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, or answer 401, 403 or 503."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or _is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
         presented = presented_key(Headers(scope=scope))
@@ -67,6 +71,10 @@ class KeyGate:
         client = scope.get("client")
         host = str(client[0]) if client else "unknown"
         self._audit.key_failed(key_prefix(presented), why, host)
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path == OPEN_PAGES or path.startswith(f"{OPEN_PAGES}/")
 
 
 def presented_key(headers: Headers) -> str | None:
@@ -98,6 +106,8 @@ def refusal(why: Refused) -> ApiError:
 
 def _wrong_door(caller: Caller, path: str) -> ApiError | None:
     """Administration and completions have keys of their own."""
+    if not caller.key and path.startswith(LOOKING_ON):
+        return None
     if path.startswith(ADMIN_PATHS) and not caller.admin:
         message = "this needs an admin key: make one with kvtide keys make --admin"
     elif caller.admin and not path.startswith(ADMIN_PATHS):

@@ -1,6 +1,6 @@
 """The ASGI application: routes, error objects, request ids."""
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -16,13 +16,16 @@ from kvtide.gateway.api.request_ids import RequestIds
 from kvtide.runtime.metrics import version
 
 
-def make_application(door: Door, registry: CollectorRegistry) -> ASGIApp:
+def make_application(
+    door: Door, registry: CollectorRegistry, pages: tuple[APIRouter, ...] = ()
+) -> ASGIApp:
     """Everything over HTTP. Only pure ASGI middleware: others hide the disconnect."""
     app = FastAPI(title="kvtide", version=version(), redirect_slashes=False)
     routers = (
         completion_routes(door),
         model_routes(door),
         probe_routes(door, registry),
+        *pages,
     )
     for router in routers:
         app.include_router(router)

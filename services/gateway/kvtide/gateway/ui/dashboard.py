@@ -1,0 +1,35 @@
+"""The dashboard's parts, put together for one gateway."""
+
+from fastapi import APIRouter
+
+from kvtide.catalog import Catalog
+from kvtide.gateway.served import ServedModel
+from kvtide.gateway.shell import Gateway
+from kvtide.gateway.ui.answers import Answers, Traffic
+from kvtide.gateway.ui.routes import asked_routes, live_routes, page_routes
+from kvtide.gateway.ui.watch import Watch
+
+
+class Dashboard:
+    """Watches from ``start`` on; its routes may be asked at any time."""
+
+    def __init__(self, gateway: Gateway, served: ServedModel, catalog: Catalog) -> None:
+        """All three are the owner's."""
+        self._gateway = gateway
+        self.watch = Watch(gateway.node, served)
+        self._answers = Answers(gateway.node, catalog)
+        self._traffic = Traffic(gateway.node)
+
+    async def start(self) -> None:
+        """Begin to watch, until the node ends."""
+        await self.watch.start()
+        self._gateway.observe(self.watch)
+
+    def routes(self) -> tuple[APIRouter, ...]:
+        """For the application."""
+        clock = self._gateway.node.clock
+        return (
+            page_routes(),
+            live_routes(self.watch, self._answers, self._gateway),
+            asked_routes(self.watch, self._answers, self._traffic, clock),
+        )

@@ -1,0 +1,141 @@
+"""Feeds the pictures: from the bus, from this gateway's own requests, from the clock."""
+
+from contextlib import AsyncExitStack
+
+import msgspec
+import structlog
+
+from kvtide.bus import Incoming, Node, RosterEvent
+from kvtide.bus.messages import PlacementMade, RequestEnded
+from kvtide.gateway.life import Event, RequestSpec
+from kvtide.gateway.served import ServedModel
+from kvtide.gateway.ui.chains import Chains
+from kvtide.gateway.ui.journal import Journal
+from kvtide.gateway.ui.picture import ClusterChange, Picture
+from kvtide.gateway.ui.request_view import RequestView
+from kvtide.gateway.ui.series import Point, Series
+from kvtide.kv import NodeId, RequestId
+
+STEP_S = 1.0
+NEWS_LIMIT = 200
+
+log = structlog.get_logger("kvtide.gateway.ui")
+
+
+class News(msgspec.Struct, frozen=True, kw_only=True):
+    """What a page gets each second. ``more_requests`` changed and are left out."""
+
+    cluster: ClusterChange
+    points: list[Point]
+    requests: list[RequestView]
+    more_requests: int
+
+
+class Watch:
+    """All that the pages show. Lives in the gateway's loop; costs little unwatched."""
+
+    def __init__(self, node: Node, served: ServedModel) -> None:
+        """Hears nothing before ``start``."""
+        self._node = node
+        self._served = served
+        self.journal = Journal()
+        self.chains = Chains()
+        self.picture = Picture()
+        self.series = Series()
+        self._news_number = 0
+        self._changed: list[tuple[int, RequestId]] = []
+        self._closing = AsyncExitStack()
+
+    async def start(self) -> None:
+        """Listen; ends with the node, or with ``close``."""
+        node = self._node
+        for subject, handler in (
+            (node.subjects.all_placements(), self._on_placement),
+            (node.subjects.all_ended(), self._on_ended),
+        ):
+            subscription = await node.bus.subscribe(
+                subject, handler, on_lost=self._on_lost
+            )
+            self._closing.push_async_callback(subscription.close)
+        node.on_member(self._on_member)
+        node.tasks.spawn(self._step(), name="dashboard steps")
+
+    async def close(self) -> None:
+        """Listen no more."""
+        await self._closing.aclose()
+
+    # ---- this gateway's own requests
+
+    def arrived(self, spec: RequestSpec) -> None:
+        """A request was taken."""
+        facts = self._served.find_facts()
+        clock = self._node.clock
+        block_tokens = 0 if facts is None else facts.block_tokens
+        self.journal.arrived(spec, block_tokens, clock.monotonic(), clock.wall())
+
+    def told(self, request: RequestId, event: Event) -> None:
+        """A life was told something."""
+        self.journal.told(request, event, self._node.clock.monotonic(), self._hosts)
+
+    # ---- the pages
+
+    def news(self, version: int, at_s: float, number: int) -> tuple[News, int]:
+        """What changed since a page was last told, and the number to ask with next."""
+        names = {name for each, name in self._changed if each > number}
+        found = [self.journal.detail(name) for name in names]
+        views = [each.view for each in found if each is not None]
+        views.sort(key=lambda view: view.arrived_s)
+        news = News(
+            cluster=self.picture.since(version),
+            points=self.series.since(at_s),
+            requests=views[-NEWS_LIMIT:],
+            more_requests=max(0, len(views) - NEWS_LIMIT),
+        )
+        return news, self._news_number
+
+    # ---- inside
+
+    def _hosts(self, node: NodeId) -> str:
+        member = self._node.roster.get(node)
+        return "" if member is None else member.beat.host
+
+    async def _on_placement(self, incoming: Incoming) -> None:
+        made = incoming.message
+        if isinstance(made, PlacementMade):
+            clock = self._node.clock
+            self.journal.placed(made, clock.monotonic(), clock.wall())
+            if made.keys:
+                self.chains.reused(made.tenant, made.keys, clock.monotonic())
+
+    async def _on_ended(self, incoming: Incoming) -> None:
+        record = incoming.message
+        if not isinstance(record, RequestEnded):
+            return
+        clock = self._node.clock
+        if not self.journal.ended(record, clock.monotonic(), clock.wall()):
+            return
+        detail = self.journal.detail(record.request)
+        view = None if detail is None else detail.view
+        self.series.ended(
+            record,
+            predicted_ttft_ms=view and view.predicted_ttft_ms,
+            ttft_target_ms=view and view.ttft_target_ms,
+            tbt_target_ms=view and view.tbt_target_ms,
+        )
+
+    def _on_member(self, event: RosterEvent) -> None:
+        self.picture.heard(event, self._node.clock.wall())
+
+    def _on_lost(self, count: int) -> None:
+        log.warning("messages for the dashboard lost", count=count)
+
+    async def _step(self) -> None:
+        """Each second: a point, and which requests changed in it."""
+        while True:
+            await self._node.clock.sleep(STEP_S)
+            self.series.close_step(self._node.clock.wall(), self.picture.open_requests)
+            self._news_number += 1
+            changed, self.journal.changed = self.journal.changed, set()
+            oldest = self._news_number - 30
+            self._changed = [each for each in self._changed if each[0] > oldest]
+            self._changed += [(self._news_number, name) for name in changed]
