@@ -288,6 +288,8 @@ class System(Site):
             *(sys.executable, "-m", "kvtide.cli", "up"),
             *("--state-dir", str(self.state), "--port", str(self.port)),
             *("--cache-dir", str(default_cache_dir())),
+            # a spare loads its model while tests count seconds: only who asks has one
+            *(() if "--spare" in self._args else ("--no-spare",)),
             *self._args,
         ]
 

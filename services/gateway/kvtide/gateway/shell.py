@@ -8,6 +8,7 @@ import structlog
 
 from kvtide.bus import (
     BusError,
+    Changed,
     Gone,
     Hop,
     Incoming,
@@ -218,8 +219,9 @@ class Gateway:
                 self._tell_all(NodeJoined(event.member.ref))
             case Gone():
                 self._tell_all(NodeGone(event.member.ref))
-            case _:
-                pass
+            case Changed():
+                if event.member.ready and not event.before.ready:
+                    self._tell_all(NodeJoined(event.member.ref))
 
     def _on_fenced(self, ref: NodeRef) -> None:
         """Workers have freed what this process owned while it was paused."""

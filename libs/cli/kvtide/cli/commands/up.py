@@ -5,14 +5,14 @@ import contextlib
 import json
 import secrets
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from rich.console import Console
 
-from kvtide.bus import load_secret
+from kvtide.bus import NatsBus, load_secret
 from kvtide.bus.messages import StatusQuery, StatusReply
 from kvtide.catalog.database import catalog_url
 from kvtide.catalog.migrate import migrate
@@ -24,9 +24,12 @@ from kvtide.cli.supervisor.addresses import free_ports
 from kvtide.cli.supervisor.children import ProcessSpec
 from kvtide.cli.supervisor.model import PreparedModel, prepare_model
 from kvtide.cli.supervisor.nats_server import write_config
+from kvtide.cli.supervisor.obituaries import Obituaries
 from kvtide.cli.supervisor.plan import LOOPBACK, Ground, nats_spec, role_specs
 from kvtide.cli.supervisor.readiness import fetch
 from kvtide.cli.supervisor.screen import open_screen
+from kvtide.cli.supervisor.spare import SparePlan
+from kvtide.cli.supervisor.spare_plan import spare_plan
 from kvtide.cli.supervisor.supervise import Supervisor, WhenReady
 from kvtide.cli.supervisor.up import NotReadyError, Session
 from kvtide.runtime import Clock, ConfigError, KvtideError, SystemClock
@@ -36,6 +39,11 @@ FIRST_TOKEN_TIMEOUT_S = 60.0
 FIRST_TOKEN_TRIES = 20
 STATUS_EVERY_S = 2.0
 _OK = 200
+_UNAUTHORIZED = 401
+
+
+class KeyNeededError(KvtideError):
+    """The gateway asks for an API key, of which nobody keeps the text."""
 
 
 def up(settings: UpSettings, config: Path | None, console: Console) -> int:
@@ -55,6 +63,8 @@ def up(settings: UpSettings, config: Path | None, console: Console) -> int:
         make_specs=launch.specs,
         when_ready=launch.when_ready,
         watch=launch.watch if console.is_terminal else None,
+        spare=launch.spare,
+        obituaries=Obituaries(settings.state_dir, launch.open_bus, launch.clock),
     )
     with launch.address_file():
         code = session.run()
@@ -128,6 +138,9 @@ class Launch:
 
         async def announce() -> None:
             model = await self._first_token(supervisor)
+            if not model:
+                self._announce_keyed(supervisor)
+                return
             address = f"http://{_shown_host(self.settings.host)}:{self.settings.port}"
             body = {
                 "model": model,
@@ -142,8 +155,13 @@ class Launch:
 
         return announce
 
+    def _announce_keyed(self, supervisor: Supervisor) -> None:
+        address = f"http://{_shown_host(self.settings.host)}:{self.settings.port}"
+        supervisor.say(f"kvtide serves at {address}/v1, for who has an API key")
+        supervisor.say("Ctrl-C stops everything")
+
     async def _first_token(self, supervisor: Supervisor) -> str:
-        """The model's name, once it has made a token.
+        """The model's name, once it has made a token; "" if that needs a key.
 
         Raises:
             NotReadyError: it made none in any of ``FIRST_TOKEN_TRIES`` tries.
@@ -153,6 +171,8 @@ class Launch:
             try:
                 async with asyncio.timeout(FIRST_TOKEN_TIMEOUT_S):
                     return await self._try_token()
+            except KeyNeededError:
+                return ""
             except (OSError, TimeoutError, ValueError, LookupError) as error:
                 why = str(error) or type(error).__name__
             if supervisor.stopping:
@@ -171,22 +191,32 @@ class Launch:
     async def _call(self, method: str, path: str, body: bytes = b"") -> dict[str, Any]:
         host = _shown_host(self.settings.host).strip("[]")
         status, answer = await fetch(host, self.settings.port, method, path, body)
+        if status == _UNAUTHORIZED:
+            raise KeyNeededError
         if status != _OK:
             raise ValueError(f"{path} answers {status}: {answer[:200]!r}")
         return cast("dict[str, Any]", json.loads(answer))
+
+    def open_bus(self) -> AbstractAsyncContextManager[NatsBus]:
+        """A connection for looking on; NATS's address is known once it is to run."""
+        settings = RoleSettings(
+            nats=self.nats_url,
+            cluster=self.settings.cluster,
+            state_dir=self.settings.state_dir,
+        )
+        return open_bus(settings)
+
+    def spare(self, specs: Sequence[ProcessSpec]) -> SparePlan | None:
+        """A worker in reserve, if the settings want one and there is whom to replace."""
+        return spare_plan(specs) if self.settings.spare else None
 
     def watch(self, supervisor: Supervisor) -> WhenReady:
         """Keep the status line on load and cache fresh."""
 
         async def follow() -> None:
-            settings = RoleSettings(
-                nats=self.nats_url,
-                cluster=self.settings.cluster,
-                state_dir=self.settings.state_dir,
-            )
             while True:
                 with contextlib.suppress(KvtideError, TimeoutError):
-                    async with open_bus(settings) as bus:
+                    async with self.open_bus() as bus:
                         while True:
                             reply = await ask_conductor(bus, StatusQuery())
                             if isinstance(reply, StatusReply):

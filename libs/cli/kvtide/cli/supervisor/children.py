@@ -32,9 +32,11 @@ class ProcessSpec:
 
 
 async def start_child(
-    spec: ProcessSpec, log: RoleLog, marks: Mapping[str, str]
+    spec: ProcessSpec, log: RoleLog, marks: Mapping[str, str], *, orders: bool = False
 ) -> asyncio.subprocess.Process:
     """Start it, with ``marks`` in its environment, by which it can be found again.
+
+    ``orders``: its standard input is a pipe from here.
 
     Must run in the main thread: the leash is tied to the thread.
 
@@ -50,7 +52,7 @@ async def start_child(
             str(Path(leash.__file__)),
             str(os.getpid()),
             *spec.argv,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE if orders else asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             env={**spec.environment, **marks},

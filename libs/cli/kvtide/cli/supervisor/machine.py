@@ -1,7 +1,7 @@
 """Decides what the supervisor does: events in, commands out. Pure.
 
-A process goes WAITING → STARTING → READY; when it exits unasked it goes to BACKOFF and
-is started again. ``StopAsked`` ends the processes one stop stage after the other.
+A process goes WAITING → STARTING → READY; when it exits unasked it is started again, the
+first time at once, later after a BACKOFF. ``StopAsked`` ends the processes one stop stage after the other.
 """
 
 from dataclasses import dataclass, field
@@ -9,8 +9,8 @@ from enum import StrEnum
 
 FIRST_BACKOFF_S = 0.5
 MOST_BACKOFF_S = 30.0
-STABLE_AFTER_S = 60.0
-"""A process that ran so long starts with the first back-off again."""
+STABLE_AFTER_S = 10.0
+"""A process that ran so long starts with no back-off again."""
 
 MOST_FAILED_STARTS = 5
 """A process that never got ready is given up after so many exits."""
@@ -216,13 +216,20 @@ class Supervision:
             text = f"{name} refuses its settings"
             return [Say(text, name, bad=True), *self._stop(now_s, code=BAD_SETTINGS)]
         life.failures += 1
+        if life.was_ready and life.failures == 1:
+            life.restarts += 1
+            return [
+                Say(f"{name} {how}; starting it again", name, bad=True),
+                self._start(life, now_s),
+            ]
         if not life.was_ready and life.failures >= MOST_FAILED_STARTS:
             life.phase = Phase.STOPPED
             text = (
                 f"{name} {how}, {life.failures} times without getting ready; giving up"
             )
             return [Say(text, name, bad=True), *self._stop(now_s, code=1)]
-        wait_s = min(FIRST_BACKOFF_S * 2 ** (life.failures - 1), MOST_BACKOFF_S)
+        doublings = life.failures - 1 - life.was_ready
+        wait_s = min(FIRST_BACKOFF_S * 2**doublings, MOST_BACKOFF_S)
         life.phase = Phase.BACKOFF
         life.resume_s = now_s + wait_s
         return [Say(f"{name} {how}; starting it again in {wait_s:g} s", name, bad=True)]
@@ -266,10 +273,13 @@ class Supervision:
                 for life in unready
                 if life.phase is Phase.WAITING and life.member.start_stage == stage
             ]
-        for life in due:
-            life.phase = Phase.STARTING
-            life.started_s = now_s
-        return [Spawn(life.member.name) for life in due]
+        return [self._start(life, now_s) for life in due]
+
+    @staticmethod
+    def _start(life: Life, now_s: float) -> Spawn:
+        life.phase = Phase.STARTING
+        life.started_s = now_s
+        return Spawn(life.member.name)
 
     def _advance_stop(self, now_s: float) -> list[Command]:
         running = [life for life in self.lives.values() if life.runs]

@@ -33,6 +33,7 @@ from kvtide.cli.supervisor.machine import (
 from kvtide.cli.supervisor.readiness import ask
 from kvtide.cli.supervisor.role_logs import RoleLog
 from kvtide.cli.supervisor.screen import Row, Screen
+from kvtide.cli.supervisor.spare import Spare, SparePlan
 from kvtide.runtime import Clock, TaskScope
 
 TICK_S = 0.2
@@ -61,8 +62,19 @@ class Supervisor:
         screen: Screen,
         clock: Clock,
         grace_s: float = 8.0,
+        spare: SparePlan | None = None,
+        on_exit: Callable[[str], None] = lambda _name: None,
     ) -> None:
-        """The ledger's lock is held by the caller."""
+        """The ledger's lock is held by the caller.
+
+        ``on_exit`` hears the name of each process that ended, before it is started again.
+        """
+        self._on_exit = on_exit
+        self._spare = (
+            Spare(spare, ledger=ledger, log_folder=log_folder, clock=clock)
+            if spare is not None
+            else None
+        )
         self._specs = {spec.name: spec for spec in specs}
         self._logs = {spec.name: RoleLog(log_folder, spec.name) for spec in specs}
         self._machine = Supervision(
@@ -128,10 +140,23 @@ class Supervisor:
                 if self._machine.all_ready and not announced:
                     announced = True
                     tasks.spawn(_awaited(when_ready()), name="when ready")
+                await self._keep_spare()
                 self._show()
+            if self._spare is not None:
+                await self._spare.end()
         if failure:
             raise failure[0]
         return self._code
+
+    async def _keep_spare(self) -> None:
+        """A spare only while all is well: who starts needs the processor more."""
+        spare = self._spare
+        if spare is None:
+            return
+        if self._machine.stopping:
+            await spare.end()
+        elif self._machine.all_ready and not spare.waits():
+            await spare.start()
 
     async def _act(self, command: Command, tasks: TaskScope) -> None:
         if isinstance(command, Spawn):
@@ -154,10 +179,12 @@ class Supervisor:
         self._code = command.code
 
     async def _spawn(self, name: str, tasks: TaskScope) -> None:
+        spare, log = self._spare, self._logs[name]
         try:
-            child = await start_child(
-                self._specs[name], self._logs[name], self._ledger.marks(name)
-            )
+            child = await spare.take(name, log) if spare is not None else None
+            if child is None:
+                marks = self._ledger.marks(name)
+                child = await start_child(self._specs[name], log, marks)
         except OSError as error:
             self._screen.say(f"can't start {name}: {error.strerror}", bad=True)
             self._pending.append(Exited(name, _SPAWN_FAILED))
@@ -170,6 +197,7 @@ class Supervisor:
     async def _wait_for(self, name: str, child: asyncio.subprocess.Process) -> None:
         code = await child.wait()
         kill_group(child.pid)  # whatever it started
+        self._on_exit(name)
         with contextlib.suppress(OSError):
             self._ledger.strike(name)
         await self._events.put(Exited(name, code))

@@ -18,7 +18,9 @@ from kvtide.cli.supervisor.leftovers import (
     remove_own_shm_dir,
     sweep_given_shm_dir,
 )
+from kvtide.cli.supervisor.obituaries import Obituaries
 from kvtide.cli.supervisor.screen import PlainScreen
+from kvtide.cli.supervisor.spare import SparePlan
 from kvtide.cli.supervisor.supervise import Supervisor, WhenReady
 from kvtide.runtime import Clock, KvtideError
 
@@ -46,6 +48,10 @@ class Session:
     when_ready: Callable[[Supervisor], WhenReady]
     watch: Callable[[Supervisor], WhenReady] | None = None
     """Runs from the start to the end beside the processes, for the status line."""
+    spare: Callable[[Sequence[ProcessSpec]], SparePlan | None] = lambda _specs: None
+    """Of what is to run: whose place a process in reserve can take, and how."""
+    obituaries: Obituaries | None = None
+    """Tells the others of each process that ended."""
 
     def run(self) -> int:
         """Start everything, stay, and leave nothing; the exit code.
@@ -64,6 +70,8 @@ class Session:
                 log_folder=settings.state_dir / "logs",
                 screen=self.screen,
                 clock=self.clock,
+                spare=self.spare(specs),
+                on_exit=self.obituaries.ended if self.obituaries else _nobody_to_tell,
             )
             with self.screen:
                 return asyncio.run(self._supervise(supervisor))
@@ -115,7 +123,13 @@ class Session:
         beside: list[WhenReady] = [limit]
         if self.watch is not None:
             beside.append(self.watch(supervisor))
+        if self.obituaries is not None:
+            beside.append(self.obituaries.send)
         return await supervisor.run(announce, beside=beside)
+
+
+def _nobody_to_tell(_name: str) -> None:
+    return
 
 
 class _OwnFolder(AbstractContextManager[Path]):

@@ -48,6 +48,11 @@ class Attempt:
         self.rank = -1
         self.started_s = self.next_rank_s = at_s
 
+    def hasten(self, at_s: float) -> None:
+        """If the first conductor is still to be asked: ask it no later than then."""
+        if self.rank < 0 and at_s < self.next_rank_s:
+            self.started_s = self.next_rank_s = at_s
+
     def place(self, placed: Placed, answer_by_s: float) -> None:
         """Give both workers their share, to be answered by then."""
         self.estimate = placed.chosen

@@ -215,6 +215,9 @@ class Life:
     def _member(self, event: MemberEvent, now_s: float) -> list[Command]:
         if isinstance(event, NodeJoined):
             self._excluded.joined(event.node)
+            if self._attempt is not None and not self._answered:
+                # whoever waits for a worker to come back need not wait to the end
+                self._attempt.hasten(now_s + self._patience.afresh_s())
             return []
         self._cancels.gone(event.node)
         if self._answered or self._attempt is None:

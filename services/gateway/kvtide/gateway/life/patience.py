@@ -66,3 +66,8 @@ class Patience:
         pause_s = self._pause_s
         self._pause_s = min(pause_s * _GROWTH, self._limits.again_most_s)
         return pause_s
+
+    def afresh_s(self) -> float:
+        """Something has changed: how long to wait now; the next waits grow again."""
+        self._pause_s = self._limits.again_first_s
+        return self._pause_s / _GROWTH
