@@ -8,7 +8,8 @@
 VENV is a virtual environment with vLLM 0.32 for the CPU. Both serve the same folder in
 float32. TTFT and TPOT: asked by ``vllm bench serve`` in turn, prefix caching off in
 vLLM, and no prompt asked of kvtide twice (checked by its counters); kvtide has one
-prefill and one decode worker, vLLM and kvtide the same cores. trace-vllm and
+prefill and one decode worker, vLLM and kvtide the same cores (by itself vLLM would
+leave one of them to its API server). trace-vllm and
 trace-kvtide: ``kvtide bench serve`` with caching on, see conversation.py for the sizes. Each
 piece is kept in OUT/vs_vllm.json as it ends, and OUT/vs_vllm.md made anew from that.
 """
@@ -68,6 +69,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0, help="other prompts")
     parser.add_argument("--model", type=Path, help="a folder; default: the demo model")
+    every = f"0-{(os.cpu_count() or 1) - 1}"
+    parser.add_argument(
+        "--vllm-cores",
+        default=every,
+        help=f"of the latency pieces; auto leaves one core out; default: {every}",
+    )
     parser.add_argument("--up", action="store_true")
     parser.add_argument("--work", type=Path, default=Path("build/vs_vllm"))
     results = Path(__file__).parents[1] / "results"
@@ -85,7 +92,7 @@ def _both(
         yield there["kvtide"], there["vllm-0"]
         return
     with (
-        servers.vllm(given.vllm, folder, given.work) as peer,
+        servers.vllm(given.vllm, folder, given.work, cores=given.vllm_cores) as peer,
         servers.kvtide(folder, given.work) as ours,
     ):
         yield ours, peer
