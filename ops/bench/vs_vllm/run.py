@@ -34,6 +34,8 @@ PIECES = (*(each.name for each in latency.PIECES), "trace-vllm", "trace-kvtide")
 
 def main() -> None:
     """Run the wanted pieces."""
+    # so that servers are ended whatever ends us
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     given = _arguments()
     given.work.mkdir(parents=True, exist_ok=True)
     folder = servers.model_folder(given.model)
@@ -104,9 +106,10 @@ def _stay(given: argparse.Namespace, folder: Path) -> None:
     with _both(given, folder) as pair:
         servers.remember(pair, file)
         print(f"both are up: {file}", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.sigwait((signal.SIGINT, signal.SIGTERM))
-        file.unlink(missing_ok=True)
+        try:
+            signal.pause()
+        finally:
+            file.unlink(missing_ok=True)
 
 
 def _latency(
