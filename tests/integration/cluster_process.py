@@ -31,5 +31,9 @@ async def _serve(role: str, given: str) -> None:
     await app.serve(settings, stop=stop, registry=registry, clock=SystemClock())
 
 
+def run_role(role: str, given: str) -> None:
+    asyncio.run(_serve(role, given))
+
+
 if __name__ == "__main__":
-    asyncio.run(_serve(sys.argv[1], sys.argv[2]))
+    run_role(sys.argv[1], sys.argv[2])

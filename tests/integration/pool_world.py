@@ -32,6 +32,7 @@ from kvtide.kv import (
 )
 from kvtide.pool import PoolClient, PoolLimits, Put, ReadOutcome
 from kvtide.runtime import SystemClock
+from kvtide.store.drained_mark import DrainedMark
 from kvtide.store.rows import BlockRows
 from kvtide.store.settings import StoreSettings
 from kvtide.store.shell import StoreService
@@ -236,6 +237,7 @@ class World:
         stack: AsyncExitStack | None = None,
         rows: BlockRows | None = None,
         leave: Callable[[], None] | None = None,
+        drained: DrainedMark | None = None,
         **values: object,
     ) -> StoreService:
         node = await self.node(name, Role.STORE, host, epoch=epoch, stack=stack)
@@ -248,7 +250,9 @@ class World:
                 **values,
             }
         )
-        service = StoreService(node, settings, CollectorRegistry(), rows, leave=leave)
+        service = StoreService(
+            node, settings, CollectorRegistry(), rows, leave=leave, drained=drained
+        )
         await service.start()
         (stack or self._stack).push_async_callback(service.close)
         return service

@@ -18,7 +18,8 @@ from tests.integration.pool_world import (
     until,
     world,
 )
-from tests.integration.test_store_processes import store_process
+from tests.integration.store_nursery import nursery
+from tests.integration.test_store_processes import process_settings
 
 from kvtide.catalog import BlockQuery, Catalog, CatalogUnavailableError
 from kvtide.kv import BlockKey, Tier
@@ -101,10 +102,11 @@ async def rounds(here: World, count: int, seed: int) -> Load:
     worker = await here.worker()
     load = Load(worker, rng)
     shm, epochs = here.shm("host-0"), set[int]()
-    async with asyncio.TaskGroup() as group:
+    settings = process_settings(here, **SETTINGS)
+    async with nursery() as stores, asyncio.TaskGroup() as group:
         group.create_task(load.run())
         for number in range(count):
-            async with store_process(here, **SETTINGS) as store:
+            async with stores.store(settings) as store:
                 epoch = await next_life(worker, epochs)
                 # nothing of an earlier life is believed by anyone
                 lives = {each.slot.epoch for each in worker.index.located.values()}

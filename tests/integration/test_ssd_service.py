@@ -92,21 +92,21 @@ async def test_cold_blocks_go_to_the_ssd_and_are_read_from_there(here: World) ->
     assert all(each.slot.tier is Tier.SSD for each in located)
 
 
-async def test_blocks_on_ssd_are_back_after_a_restart(here: World) -> None:
+async def test_after_a_clean_stop_all_blocks_are_back(here: World) -> None:
     worker = await here.worker()
     async with AsyncExitStack() as first:
         store = await ssd_store(here, stack=first)
         await until(lambda: worker.pool.ready, "the worker found its store")
         chain = await fill(worker, store, 0, 40)
-        there = [key for key in chain if on_ssd(store, key) is not None]
-        assert len(there) >= 20
+        # what is in use most, and the latest, is in DRAM alone
+        assert any(on_ssd(store, key) is None for key in chain)
     await until(lambda: not worker.pool.ready, "the worker heard of the end")
     store = await ssd_store(here, epoch=2)
     await until(lambda: worker.pool.ready, "the worker found the new life")
-    located = await worker.located(there)
+    located = await worker.located(chain)
     assert {each.slot.epoch for each in located} == {2}
     memory = Memory()
     outcomes = await worker.read(located[:12], memory)
     assert [outcome.ok for outcome in outcomes] == [True] * 12, outcomes
-    assert all(memory.holds(i, key) for i, key in enumerate(there[:12]))
+    assert all(memory.holds(i, key) for i, key in enumerate(chain[:12]))
     await asyncio.sleep(0)

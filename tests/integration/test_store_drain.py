@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from kvtide.bus.messages import (
 from kvtide.bus.subjects import Hop
 from kvtide.kv import BlockKey, NodeId, Role, Tier
 from kvtide.pool import PoolUnavailable
+from kvtide.store.drained_mark import DrainedMark
 from kvtide.store.events import BlockRow
 from kvtide.store.shell import StoreService
 from kvtide.store.ssd import looking
@@ -253,3 +255,33 @@ def rows(service: StoreService) -> list[BlockRow]:
     machine = service.machine
     assert machine is not None
     return list(looking.rows(machine.inventory, machine.ssd))
+
+
+async def test_started_again_it_stays_out_until_it_is_told(here: World) -> None:
+    left: list[str] = []
+    mark = DrainedMark(here.folder / "state" / "drained-a")
+    await here.store("b", "host-b")
+    worker = await here.worker("wa", "host-a")
+    async with AsyncExitStack() as life:
+        await here.store(
+            "a", "host-a", stack=life, drained=mark, leave=lambda: left.append("a")
+        )
+        await until(lambda: worker.pool.ready, "the worker found its store")
+        await worker.store_blocks(keys(5))
+        await ask(worker, "a", DrainBegin())
+        await until(lambda: left == ["a"], "it left")
+    store = await here.store("a", "host-a", epoch=2, drained=mark)
+    assert store.stays_out
+    await phase(worker, "a", DrainPhase.DRAINED)
+    # asked again, it is out already
+    assert (await ask(worker, "a", DrainBegin())).phase is DrainPhase.DRAINED
+
+    def state() -> NodeState | None:
+        member = worker.node.roster.get(NodeId("a"))
+        return None if member is None else member.beat.state
+
+    await until(lambda: state() is NodeState.DRAINING, "it says that it is out")
+    assert (await ask(worker, "a", DrainCancel())).phase is DrainPhase.IDLE
+    await until(lambda: worker.pool.ready, "the worker found its store again")
+    assert await worker.store_blocks(keys(5, first=70)) == (BlockState.STORED,) * 5
+    assert not mark.is_set()

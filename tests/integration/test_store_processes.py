@@ -73,12 +73,12 @@ async def program(path: Path, *arguments: str) -> AsyncGenerator[Process]:
             await process.stdout.read()
 
 
-@asynccontextmanager
-async def store_process(here: World, **values: object) -> AsyncGenerator[Process]:
+def process_settings(here: World, **values: object) -> dict[str, object]:
+    """Of a store in a process of its own."""
     secret = here.folder / "secret"
     secret.write_text(SECRET.hex())
     secret.chmod(0o600)
-    settings = {
+    return {
         "node": "store",
         "nats": here.nats,
         "cluster": CLUSTER,
@@ -90,7 +90,12 @@ async def store_process(here: World, **values: object) -> AsyncGenerator[Process
         "log_level": "warning",
         **values,
     }
-    async with program(STORE_PROGRAM, "store", json.dumps(settings)) as process:
+
+
+@asynccontextmanager
+async def store_process(here: World, **values: object) -> AsyncGenerator[Process]:
+    settings = json.dumps(process_settings(here, **values))
+    async with program(STORE_PROGRAM, "store", settings) as process:
         yield process
 
 

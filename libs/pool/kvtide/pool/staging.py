@@ -7,7 +7,7 @@ from itertools import count
 
 import structlog
 
-from kvtide.bus import BusError, Node
+from kvtide.bus import BusError, Gone, Node, Restarted, RosterEvent
 from kvtide.bus.messages import BlocksStaged, LeaseRelease, StageBlocks
 from kvtide.bus.subjects import Hop
 from kvtide.kv import Lease, Located, NodeRef, RequestId, Role, Tier
@@ -33,6 +33,8 @@ class Stager:
         self._tasks = tasks
         self._limits = limits
         self._numbers = count()
+        self._asking: dict[NodeRef, set[asyncio.Timeout]] = {}
+        node.on_member(self._member)
 
     @asynccontextmanager
     async def staged(
@@ -87,8 +89,18 @@ class Stager:
             wait_ms=timeout_s * ANSWER_SHARE * 1e3,
         )
         try:
-            reply = await self._node.bus.request(subject, message, timeout_s=timeout_s)
-        except (BusError, LimitError) as error:
+            async with asyncio.timeout(timeout_s) as limit:
+                asking = self._asking.setdefault(store, set())
+                asking.add(limit)
+                try:
+                    reply = await self._node.bus.request(
+                        subject, message, timeout_s=timeout_s
+                    )
+                finally:
+                    asking.discard(limit)
+                    if not asking:
+                        self._asking.pop(store, None)
+        except (BusError, LimitError, TimeoutError) as error:
             log.debug("not_staged", store=store.node, error=str(error))
             return none
         if not isinstance(reply, BlocksStaged) or len(reply.located) != len(wanted):
@@ -98,6 +110,15 @@ class Stager:
             got if got is not None and _fits(got, each) else None
             for got, each in zip(reply.located, wanted, strict=True)
         ]
+
+    def _member(self, event: RosterEvent) -> None:
+        """The dead answer nobody: who waits for one goes on at once."""
+        match event:
+            case Gone(member) | Restarted(member, _):
+                for limit in self._asking.get(member.ref, ()):
+                    limit.reschedule(0.0)
+            case _:
+                pass
 
     async def _release(self, store: NodeRef, lease: Lease) -> None:
         subject = self._node.subjects.inbox(Role.STORE, store.node, Hop.POOL)

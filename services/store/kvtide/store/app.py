@@ -11,6 +11,7 @@ from kvtide.catalog import Catalog, Change, Writer, catalog_url
 from kvtide.kv import Role
 from kvtide.runtime import Clock
 from kvtide.runtime.health import HealthServer, Readiness
+from kvtide.store.drained_mark import DrainedMark
 from kvtide.store.rows import CatalogRows
 from kvtide.store.settings import StoreSettings
 from kvtide.store.shell import StoreService
@@ -40,6 +41,9 @@ async def serve(
 
         def readiness() -> Readiness:
             detail = {"ssd": service.ssd_trouble} if service.ssd_trouble else {}
+            if service.stays_out:
+                # it is as it should be: whoever waits for it need not
+                return Readiness(True, "drained", detail)
             return Readiness(node.state is NodeState.READY, node.state, detail)
 
         health = HealthServer(
@@ -62,6 +66,7 @@ async def serve(
             rows,
             leave=stop.set,
             deleted_spaces=Tombstones(kept, url, node.secret),
+            drained=DrainedMark(settings.state_dir / f"drained-{node.ref.node}"),
         )
         writer.register(registry, Role.STORE)
         with health:

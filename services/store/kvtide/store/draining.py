@@ -23,6 +23,9 @@ from kvtide.bus.subjects import Hop
 from kvtide.kv import BlockKey, Located, NodeId, Role
 from kvtide.runtime import LimitError, TaskScope
 from kvtide.store.drain import Drain, DrainRules, Order, Peer
+from kvtide.store.drained_mark import DrainedMark
+from kvtide.store.machine import StoreMachine
+from kvtide.store.ssd import looking
 
 log = structlog.get_logger("kvtide.store")
 
@@ -56,13 +59,56 @@ class Drained(Protocol):
         ...
 
 
+class LiveStore:
+    """A ``Drained`` by the machine of the life that a store has at present."""
+
+    def __init__(self, machine: Callable[[], StoreMachine | None]) -> None:
+        """``machine`` says which; None: it has no life."""
+        self._machine = machine
+
+    def copies(self) -> dict[BlockKey, Located]:
+        """See ``Drained.copies``."""
+        found: dict[BlockKey, Located] = {}
+        machine = self._machine()
+        if machine is not None:
+            # those in DRAM come first
+            for row in looking.rows(machine.inventory, machine.ssd):
+                found.setdefault(row.located.key, row.located)
+        return found
+
+    def find(self, key: BlockKey) -> Located | None:
+        """See ``Drained.find``."""
+        machine = self._machine()
+        if machine is None:
+            return None
+        return machine.inventory.copy_of(key) or machine.ssd.find(key)
+
+    def leases(self) -> int:
+        """See ``Drained.leases``."""
+        machine = self._machine()
+        return 0 if machine is None else len(machine.leases)
+
+    def set_draining(self, *, draining: bool) -> None:
+        """See ``Drained.set_draining``."""
+        machine = self._machine()
+        if machine is not None:
+            machine.draining = draining
+
+
 class Drainer:
     """One store's way out. For one event loop; ends with its tasks."""
 
     def __init__(
-        self, node: Node, store: Drained, tasks: TaskScope, leave: Callable[[], None]
+        self,
+        node: Node,
+        store: Drained,
+        tasks: TaskScope,
+        leave: Callable[[], None],
+        mark: DrainedMark,
     ) -> None:
-        """``leave`` ends the process cleanly."""
+        """``leave`` ends the process cleanly; ``mark`` outlives it."""
+        self._mark = mark
+        self.stays_out = False
         self._node = node
         self._store = store
         self._tasks = tasks
@@ -70,6 +116,13 @@ class Drainer:
         self._drain: Drain | None = None
         self._running: asyncio.Task[None] | None = None
         self._rules = DrainRules()
+
+    def resume(self) -> None:
+        """Stay out if an earlier process was drained and nobody wants it back yet."""
+        self.stays_out = self._mark.is_set()
+        if self.stays_out:
+            log.warning("drained_before", path=str(self._mark.path))
+            self._store.set_draining(draining=True)
 
     def handle(self, message: DrainMessage) -> DrainState:
         """Begin, end or show a drain."""
@@ -81,10 +134,13 @@ class Drainer:
             case DrainQuery():
                 pass
         if self._drain is None:
-            return DrainState(phase=DrainPhase.IDLE, leases=self._store.leases())
+            phase = DrainPhase.DRAINED if self.stays_out else DrainPhase.IDLE
+            return DrainState(phase=phase, leases=self._store.leases())
         return self._drain.state(self._store.leases())
 
     def _begin(self, *, force: bool) -> None:
+        if self.stays_out:
+            return
         if self._drain is not None:
             self._drain.force = self._drain.force or force
             return
@@ -96,8 +152,10 @@ class Drainer:
 
     def _cancel(self) -> None:
         drain, self._drain = self._drain, None
-        if drain is None:
+        self._mark.clear()
+        if drain is None and not self.stays_out:
             return
+        self.stays_out = False
         if self._running is not None:
             self._running.cancel()
         log.info("drain_cancelled")
@@ -112,6 +170,7 @@ class Drainer:
                 break
         state = drain.state(0)
         log.info("drained", moved=state.moved, left=state.left)
+        self._mark.set()
         await self._node.clock.sleep(FAREWELL_S)
         self._leave()
 

@@ -36,6 +36,12 @@ def table_rules(settings: StoreSettings, secret: bytes) -> TableRules:
     )
 
 
+def tenant_tags(settings: StoreSettings, secret: bytes) -> dict[str, bytes]:
+    """The tenants that the settings name, with their tags."""
+    names = settings.tenant_weights.keys() | settings.tenant_limit_bytes.keys()
+    return {name: tenant_tag(secret, TenantId(name)) for name in sorted(names)}
+
+
 def curation_rules(settings: StoreSettings) -> CurationRules:
     """What people may ask for at once."""
     return CurationRules(soft_pin_limit_s=settings.soft_pin_limit_s)

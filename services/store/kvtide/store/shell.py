@@ -33,12 +33,14 @@ from kvtide.bus.messages import (
 )
 from kvtide.bus.subjects import Hop
 from kvtide.catalog import Change
-from kvtide.kv import BlockKey, Located, NodeId, NodeRef, Role
+from kvtide.kv import BlockKey, NodeId, NodeRef, Role
 from kvtide.pool import Ledger, PoolLimits, Stager
 from kvtide.runtime import TaskScope
+from kvtide.store.accounts import Account
 from kvtide.store.arena import Arena, arena_bytes, note_huge_pages
 from kvtide.store.askers import Askers
-from kvtide.store.draining import Drainer
+from kvtide.store.drained_mark import DrainedMark
+from kvtide.store.draining import Drainer, LiveStore
 from kvtide.store.events import (
     ConnectionGone,
     Deaf,
@@ -63,7 +65,7 @@ from kvtide.store.host_watch import HostWatch
 from kvtide.store.machine import StoreMachine
 from kvtide.store.metrics import StoreMetrics
 from kvtide.store.rows import BlockRows, NoRows
-from kvtide.store.setting_rules import host_rules, store_rules
+from kvtide.store.setting_rules import host_rules, store_rules, tenant_tags
 from kvtide.store.settings import StoreSettings
 from kvtide.store.ssd import looking
 from kvtide.store.ssd.life import (
@@ -91,10 +93,12 @@ class StoreService:
         *,
         leave: Callable[[], None] | None = None,
         deleted_spaces: DeletedSpaces = no_deleted_spaces,
+        drained: DrainedMark | None = None,
     ) -> None:
         """Nothing is allocated before ``start``. ``leave``: a drain is complete.
 
         ``deleted_spaces`` says, in a thread, what was deleted while the node was down.
+        ``drained`` is kept from process to process.
         """
         self.machine: StoreMachine | None = None
         self._node = node
@@ -108,7 +112,10 @@ class StoreService:
         self._fetcher: Fetcher | None = None
         self._uses = UseLog()
         self._stager = Stager(node, Ledger(), self._tasks, PoolLimits())
-        self._drainer = Drainer(node, self, self._tasks, leave or _stay)
+        drained_store = LiveStore(lambda: self.machine)
+        self._drainer = Drainer(
+            node, drained_store, self._tasks, leave or _stay, drained or DrainedMark()
+        )
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = float("inf")
         self._arena: Arena | None = None
@@ -140,6 +147,11 @@ class StoreService:
             node.ref, rules, back=arena.back, give_back=arena.give_back
         )
         self._begin_life(node.ref, machine)
+        self._metrics.follow_tenants(
+            tenant_tags(settings, node.secret),
+            settings.tenant_limit_bytes,
+            self._account_of,
+        )
         node.endpoint.on_peer_gone(self._peer_gone)
         node.on_member(self._member)
         node.on_fenced(self._fenced)
@@ -160,8 +172,15 @@ class StoreService:
             await node.bus.subscribe(placements, self._hear),
         ]
         node.arenas(self._arena.readable())
-        node.set_state(NodeState.READY)
+        self._drainer.resume()
+        out = self._drainer.stays_out
+        node.set_state(NodeState.DRAINING if out else NodeState.READY)
         log.info("store_ready", bytes=length, node=node.ref.node)
+
+    @property
+    def stays_out(self) -> bool:
+        """Whether it was drained before it was started, and waits to be told to stay."""
+        return self._drainer.stays_out
 
     @property
     def ssd_trouble(self) -> str:
@@ -211,34 +230,6 @@ class StoreService:
         if machine is not None and limit_s and not machine.draining:
             self._run(Flush())
             await flushed(machine.ssd, self._node.clock, limit_s)
-
-    # ---- what a drain needs
-
-    def copies(self) -> dict[BlockKey, Located]:
-        """See ``Drained.copies``."""
-        found: dict[BlockKey, Located] = {}
-        machine = self.machine
-        if machine is not None:
-            # those in DRAM come first
-            for row in looking.rows(machine.inventory, machine.ssd):
-                found.setdefault(row.located.key, row.located)
-        return found
-
-    def find(self, key: BlockKey) -> Located | None:
-        """See ``Drained.find``."""
-        machine = self.machine
-        if machine is None:
-            return None
-        return machine.inventory.copy_of(key) or machine.ssd.find(key)
-
-    def leases(self) -> int:
-        """See ``Drained.leases``."""
-        return 0 if self.machine is None else len(self.machine.leases)
-
-    def set_draining(self, *, draining: bool) -> None:
-        """See ``Drained.set_draining``."""
-        if self.machine is not None:
-            self.machine.draining = draining
 
     # ---- messages
 
@@ -410,6 +401,10 @@ class StoreService:
     def _backed_bytes(self) -> int:
         machine = self.machine
         return 0 if machine is None else machine.inventory.table.backed_bytes
+
+    def _account_of(self, tag: bytes) -> Account | None:
+        machine = self.machine
+        return None if machine is None else machine.inventory.table.accounts.find(tag)
 
     def _limit_memory(self, limit_bytes: int) -> None:
         self._run(MemoryLimit(limit_bytes))

@@ -64,7 +64,10 @@ class DrainQuery(Message, frozen=True, tag="drain_query"):
 
 
 class DrainPhase(StrEnum):
-    """How far a drain is. ``no_room`` waits for room, for ``force``, or for a cancel."""
+    """How far a drain is. ``no_room`` waits for room, for ``force``, or for a cancel.
+
+    ``drained``: it left, was started again, and stays out until a cancel.
+    """
 
     IDLE = "idle"
     LOOKING = "looking"
@@ -72,6 +75,7 @@ class DrainPhase(StrEnum):
     NO_ROOM = "no_room"
     FINISHING = "finishing"
     LEAVING = "leaving"
+    DRAINED = "drained"
 
 
 class DrainState(Message, frozen=True, tag="drain_state"):

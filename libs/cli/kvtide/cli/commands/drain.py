@@ -96,6 +96,8 @@ async def _follow(bus: Bus, node: NodeId, say: Callable[[str], None]) -> int:
         if text != said:
             said = text
             say(text)
+        if state.phase is DrainPhase.DRAINED:
+            return CLEAN
         full = full + 1 if state.phase is DrainPhase.NO_ROOM else 0
         if full >= NO_ROOM_TRIES:
             say(stuck(node))
@@ -142,4 +144,9 @@ def describe(node: str, state: DrainState) -> str:
             text = f"waits: {state.reason}"
         case DrainPhase.LEAVING:
             text = f"leaves: {moved}, {left}"
+        case DrainPhase.DRAINED:
+            text = (
+                "has left; started again it stays out until 'kvtide drain "
+                f"{node} --cancel'"
+            )
     return f"{node} {text}"
