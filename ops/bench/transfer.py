@@ -24,6 +24,7 @@ from kvtide.transfer.bench_figures import Figure, size_text, table
 from kvtide.transfer.bench_report import as_json, plot, this_machine
 
 HERE = Path(__file__).parent
+LONGEST_ROUND_S = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +34,48 @@ class Other:
     name: str
     python: str
     script: Path
+    distribution: str
 
-
-def others_round(others: list[Other], sizes: list[int], seconds: float) -> list[Figure]:
-    """One round of each; a line of theirs is: operation, bytes, GB/s."""
-    figures: list[Figure] = []
-    for other in others:
-        command = [other.python, str(other.script), str(seconds), *map(str, sizes)]
+    def version(self) -> str:
+        """Of what is measured, as its python has it installed."""
+        ask = f"from importlib.metadata import version as v; print(v({self.distribution!r}))"
         done = subprocess.run(  # noqa: S603
-            command, capture_output=True, text=True, timeout=300, check=False
+            [self.python, "-c", ask],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
-        found = [line.split() for line in done.stdout.splitlines() if line[:1] == "="]
-        if not found:
-            print(f"{other.name} gave nothing:\n{done.stderr[-2000:]}", file=sys.stderr)
-        for _, operation, size, rate in found:
-            name = f"{other.name} {operation} {size_text(int(size))}"
-            figures.append(
-                Figure(name, other.name, operation, int(size), float(rate), "GB/s")
+        return done.stdout.strip() or "not installed"
+
+    def measure(self, sizes: list[int], seconds: float) -> list[Figure]:
+        """One round; a line of the script's is: =, operation, bytes, GB/s."""
+        command = [self.python, str(self.script), str(seconds), *map(str, sizes)]
+        try:
+            done = subprocess.run(  # noqa: S603
+                command,
+                capture_output=True,
+                text=True,
+                timeout=LONGEST_ROUND_S,
+                check=False,
             )
-    return figures
+        except subprocess.TimeoutExpired:
+            print(f"{self.name} took over {LONGEST_ROUND_S} s", file=sys.stderr)
+            return []
+        found = [line.split() for line in done.stdout.splitlines() if line[:1] == "="]
+        if done.returncode or not found:
+            print(f"{self.name} failed:\n{done.stderr[-2000:]}", file=sys.stderr)
+        return [
+            Figure(
+                f"{self.name} {operation} {size_text(int(size))}",
+                self.name,
+                operation,
+                int(size),
+                float(rate),
+                "GB/s",
+            )
+            for _, operation, size, rate in found
+        ]
 
 
 def medians(rounds: list[list[Figure]]) -> list[Figure]:
@@ -92,6 +116,15 @@ def against(figures: list[Figure], others: list[Other]) -> list[str]:
     return lines
 
 
+def commit() -> str:
+    """What was measured; with "+" where the tree had changes."""
+    words = ["git", "-C", str(HERE), "describe", "--always", "--dirty=+"]
+    done = subprocess.run(  # noqa: S603
+        words, capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.stdout.strip() or "unknown"
+
+
 def main() -> None:
     """Measure, print, and keep."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(".")[0])
@@ -109,24 +142,34 @@ def main() -> None:
     others: list[Other] = []
     if options.mooncake:
         script = HERE / "transfer_mooncake.py"
-        others.append(Other("mooncake", options.mooncake, script))
+        name = "mooncake-transfer-engine-non-cuda"
+        others.append(Other("mooncake", options.mooncake, script, name))
     if options.gloo:
-        others.append(Other("gloo", sys.executable, HERE / "transfer_gloo.py"))
+        script = HERE / "transfer_gloo.py"
+        others.append(Other("gloo", sys.executable, script, "torch"))
     rounds: list[list[Figure]] = []
     for number in range(options.rounds):
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
         ours = bench.run(sizes=options.sizes, rounds=1, seconds=options.seconds)
-        rounds.append(ours + others_round(others, options.sizes, options.seconds))
+        for other in others:
+            ours += other.measure(options.sizes, options.seconds)
+        rounds.append(ours)
     figures = medians(rounds)
     text = table(figures)
     if lines := against(figures, others):
         text += "\n\n" + "\n".join(f"- {line}" for line in lines)
     here = this_machine()
-    text += f"\n\n{here}"
+    versions = {each.distribution: each.version() for each in others}
+    versions["kvtide, commit"] = commit()
+    text += f"\n\n{here}\n\n"
+    text += ", ".join(f"{name} {version}" for name, version in versions.items())
+    text += f"\n\nmedians of {options.rounds} rounds of {options.seconds:g} s each"
     print(text)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "transfer.json").write_text(as_json(figures, here) + "\n")
+        (options.out / "transfer.json").write_text(
+            as_json(figures, here, versions) + "\n"
+        )
         (options.out / "transfer.md").write_text(text + "\n")
         (options.out / "transfer.svg").write_text(plot(figures) + "\n")
 

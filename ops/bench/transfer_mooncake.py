@@ -30,7 +30,10 @@ def target(ready) -> None:  # noqa: ANN001
     arena = np.ones(ARENA_BYTES, dtype=np.uint8)
     engine.register_memory(arena.ctypes.data, arena.nbytes)
     ready.put((engine.get_rpc_port(), arena.ctypes.data))
-    time.sleep(600)
+    # until the other process is gone, however it went
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
 
 
 def main() -> None:

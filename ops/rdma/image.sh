@@ -183,4 +183,8 @@ install_tools
 [ -f "$image/root.img" ] || build_image
 [ -d "$site" ] || build_site
 ln -sfn "$site" "$image/site"
+# what nobody has used for a week is of scripts and versions that are gone
+touch "$image" "$site"
+find "$cache" -maxdepth 1 \( -name 'image-*' -o -name 'site-*' \) -mtime +7 \
+    -exec rm -rf --one-file-system {} +
 echo "$image"

@@ -21,7 +21,10 @@ if [ "${1:-}" = --smoke ]; then
     # emulated, each module that is imported costs seconds
     what="--assert=plain tests/integration/test_transfer_rdma.py -k 'link_down or bad_key or share_the_work or credits'"
 fi
-command="-m pytest -q -p no:cacheprovider -m rdma $what $*"
+# the arguments as they were given, for a shell that reads them again
+extra=
+[ $# -eq 0 ] || extra=$(printf ' %q' "$@")
+command="-m pytest -q -p no:cacheprovider -m rdma $what$extra"
 
 if "$python" -c 'import sys; from kvtide.transfer.verbs import device_names; sys.exit(not device_names())' 2>/dev/null; then
     eval "exec $python $command"

@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -45,10 +45,15 @@ def this_machine() -> Machine:
     )
 
 
-def as_json(figures: Sequence[Figure], machine: Machine) -> str:
-    """Machine and figures."""
+def as_json(
+    figures: Sequence[Figure],
+    machine: Machine,
+    versions: Mapping[str, str] | None = None,
+) -> str:
+    """Machine, versions of what else was measured, and figures."""
     report = {
         "machine": asdict(machine),
+        "versions": dict(versions or {}),
         "figures": [asdict(each) for each in figures],
     }
     return json.dumps(report, indent=1)
