@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.integration.transfer_fake_rdma import Fabric
 
 from kvtide.runtime import SystemClock
 from kvtide.transfer import (
@@ -20,6 +21,7 @@ from kvtide.transfer import (
     Unreachable,
     WriteSlice,
 )
+from kvtide.transfer.rdma_owner import MOST_ENDING
 
 SECRET = b"the secret of this test's cluster"
 KIB = 1024
@@ -120,6 +122,44 @@ async def test_ten_thousand_transfers(shm_dir: Path | None) -> None:
     # what earlier tests left may have gone meanwhile
     left = held()
     assert all(left[name] <= before[name] for name in before), (before, left)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("count", [1_000, pytest.param(COUNT, marks=pytest.mark.full)])
+async def test_transfers_by_rdma(count: int) -> None:
+    """On devices that are made up: what is registered goes, and the queue pairs."""
+    fabric = Fabric(["fake0", "fake1"])
+
+    def rail(node: str) -> Endpoint:
+        return Endpoint(
+            node=node,
+            epoch=1,
+            secret=SECRET,
+            clock=SystemClock(),
+            shm_dir=None,
+            rdma_devices=None,
+            system=fabric.system(),
+        )
+
+    async with rail("owner") as owner, rail("reader") as reader:
+        load = Load(await reader.connect(owner.address), owner)
+        load.run(0, count // 5)
+        gc.collect()
+        warm = held()
+        load.run(count // 5, count)
+        after = held()
+        assert all(abs(after[name] - warm[name]) <= 4 for name in warm), (warm, after)
+        assert load.ends["done"] > count // 3
+        assert load.ends["access_denied"] >= count // 8
+        assert sum(fabric.moved.values()) > count * KIB
+        assert len(fabric.pairs) == 4
+        # of rights that ended with their regions nothing is registered any more
+        rights = sum(each.remote == "write" for each in fabric.memories.values())
+        assert rights == min(count // 8, MOST_ENDING) * len(fabric.there)
+        await owner.deregister(load.region)
+        assert [each for each in fabric.memories.values() if each.remote] == []
+    assert (fabric.memories, fabric.pairs, fabric.open) == ({}, {}, [])
 
 
 async def test_nothing_is_kept_of_peers_dialled_in_vain() -> None:
