@@ -5,15 +5,23 @@ test only says what they answer and when.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
-from tests.unit.gateway_models import byte_level, write_model
+from tests.integration.gateway_nodes import MeasuredNetwork, open_memory_node
+from tests.integration.gateway_script import (
+    FACTS,
+    MODEL,
+    TOKENIZER,
+    Script,
+    logprobs_of,
+)
+from tests.unit.gateway_models import write_model
 
-from kvtide.bus import Hop, Identity, Incoming, MemoryBus, MemoryHub, Node
+from kvtide.bus import Hop, Incoming, MemoryHub, Node
 from kvtide.bus.messages import (
     Ack,
     Admit,
@@ -30,12 +38,10 @@ from kvtide.bus.messages import (
     PrefillTimes,
     PrefillWork,
     PullState,
-    RefuseCode,
     RejectCode,
     Rejected,
     RequestEnded,
     TokenAck,
-    TokenLogprobs,
     TokenPage,
     TokenPull,
     Tokens,
@@ -44,26 +50,9 @@ from kvtide.bus.messages import (
 )
 from kvtide.gateway.app import serve_on
 from kvtide.gateway.settings import GatewaySettings
-from kvtide.kv import ModelFacts, NodeId, NodeRef, RequestId, Role
+from kvtide.kv import NodeRef, RequestId, Role
 from kvtide.runtime import SystemClock, TaskScope
-
-MODEL = "tiny"
-SECRET = b"s" * 32
-TOKENIZER = byte_level()
-END = TOKENIZER.encode("<|im_end|>").ids[0]
-FACTS = ModelFacts(
-    name=MODEL,
-    digest="abcdef0123456789",
-    layers=1,
-    kv_heads=1,
-    head_dim=2,
-    kv_dtype="float32",
-    vocab_size=401,
-    max_tokens=512,
-    eos_token_ids=(END,),
-    numerics="n",
-    block_tokens=16,
-)
+from kvtide.transfer import MemoryFabric
 
 
 @dataclass
@@ -78,47 +67,12 @@ class Generating:
     failed: str = ""
 
 
-@dataclass
-class Script:
-    """What the workers do. Tests change it before or during requests."""
-
-    answer: str = "Hello, wörld 🌊!"
-    step_s: float = 0.0
-    reject: RejectCode | None = None
-    conductor_silent: bool = False
-    silent_node: str = ""
-    """A conductor that does not answer, while others do."""
-    refuse: RefuseCode | None = None
-    reused: int = 0
-    hold_at: int = -1
-    """Decode stops before this token until ``go`` is set."""
-    go: asyncio.Event = field(default_factory=asyncio.Event)
-    lose_finish: bool = False
-    drop_tokens: bool = False
-    """Token events are lost; only pulls bring them."""
-
-
-def logprobs_of(
-    work: DecodeWork, index: int, ids: Sequence[int]
-) -> tuple[TokenLogprobs, ...]:
-    """Token number i has -i; the likeliest are counted down from it."""
-    count = work.sampling.logprobs
-    if count is None:
-        return ()
-    return tuple(
-        TokenLogprobs(
-            -float(index + i),
-            tuple((max(token - rank, 0), -float(rank)) for rank in range(count)),
-        )
-        for i, token in enumerate(ids)
-    )
-
-
 class Cluster:
     """The workers' side of the bus, and what it has seen."""
 
     def __init__(self, hub: MemoryHub, clock: SystemClock, script: Script) -> None:
         self.hub = hub
+        self.fabric = MemoryFabric(clock)
         self.clock = clock
         self.script = script
         self.nodes: dict[Role, Node] = {}
@@ -141,7 +95,13 @@ class Cluster:
 
     async def add(self, role: Role, stack: AsyncExitStack) -> Node:
         node = await stack.enter_async_context(
-            open_memory_node(self.hub, self.clock, role)
+            open_memory_node(
+                self.hub,
+                self.clock,
+                role,
+                fabric=self.fabric,
+                dead_after_s=self.script.dead_after_s,
+            )
         )
         await self.serve(node, role)
         return node
@@ -150,7 +110,7 @@ class Cluster:
         """Have ``node`` play ``role`` from now on."""
         self.nodes[role] = node
         if role in (Role.PREFILL, Role.DECODE):
-            node.models(FACTS)
+            node.models(replace(FACTS, max_tokens=self.script.context))
         for hop, handler in (
             (Hop.ADMIT, self.on_admit),
             (Hop.WORK, self.on_work),
@@ -250,7 +210,9 @@ class Cluster:
         await node.bus.publish(subject, message)
 
     def generate(self, work: DecodeWork) -> None:
-        ids = TOKENIZER.encode(self.script.answer, add_special_tokens=False).ids
+        ids = self.script.ids
+        if ids is None:
+            ids = TOKENIZER.encode(self.script.answer, add_special_tokens=False).ids
         start = len(work.tokens) - work.prompt_tokens
         generating = Generating(work, ids[: work.max_new_tokens], start)
         self.generating[work.request, work.attempt] = generating
@@ -265,7 +227,7 @@ class Cluster:
                 await self.script.go.wait()
             self.steps += 1
             index = generating.done
-            ids = generating.ids[index : index + 1]
+            ids = generating.ids[index : index + self.script.burst]
             generating.done = index + len(ids)
             if not ids:
                 generating.finish = FinishReason.STOP
@@ -354,20 +316,6 @@ _HOPS = {
 }
 
 
-@asynccontextmanager
-async def open_memory_node(
-    hub: MemoryHub, clock: SystemClock, role: Role, number: int = 1
-) -> AsyncGenerator[Node]:
-    identity = Identity(NodeId(f"{role}-{number}"), epoch=1)
-    async with (
-        MemoryBus(hub, identity, cluster="local") as bus,
-        Node(
-            roles=(role,), bus=bus, identity=identity, clock=clock, secret=SECRET
-        ) as node,
-    ):
-        yield node
-
-
 def _seen_by_waiter(error: BaseException) -> None:
     """The test awaits the gateway's task and gets its error there."""
 
@@ -384,6 +332,7 @@ class Running:
     served: asyncio.Task[None]
     registry: CollectorRegistry
     settings: GatewaySettings
+    network: MeasuredNetwork
 
     @property
     def address(self) -> tuple[str, int]:
@@ -402,17 +351,30 @@ async def running_gateway(
     """A gateway and its workers until the block ends."""
     write_model(folder / MODEL, TOKENIZER)
     settings = GatewaySettings.model_validate(
-        {"model": folder / MODEL, "node": "gateway-1", "drain_s": 0.2, **changes}
+        {
+            "model": folder / MODEL,
+            "node": "gateway-1",
+            "drain_s": 0.2,
+            "state_dir": folder,
+            **changes,
+        }
     )
     clock, script, registry = SystemClock(), script or Script(), CollectorRegistry()
-    hub = MemoryHub(clock)
+    network = MeasuredNetwork()
+    hub = MemoryHub(clock, network)
     stop = asyncio.Event()
     async with AsyncExitStack() as stack:
         cluster = Cluster(hub, clock, script)
         if workers:
             await cluster.open(stack)
         node = await stack.enter_async_context(
-            open_memory_node(hub, clock, Role.GATEWAY)
+            open_memory_node(
+                hub,
+                clock,
+                Role.GATEWAY,
+                fabric=cluster.fabric,
+                dead_after_s=script.dead_after_s,
+            )
         )
         scope = await stack.enter_async_context(TaskScope(on_error=_seen_by_waiter))
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -422,7 +384,15 @@ async def running_gateway(
         if served.done():
             served.result()
         running = Running(
-            ready.result(), node, cluster, script, stop, served, registry, settings
+            ready.result(),
+            node,
+            cluster,
+            script,
+            stop,
+            served,
+            registry,
+            settings,
+            network,
         )
         if workers:
             roster = node.roster

@@ -89,7 +89,6 @@ BAD_FIELDS: list[tuple[str, object, str]] = [
     ("frequency_penalty", -2.5, "frequency_penalty"),
     ("repetition_penalty", 0, "repetition_penalty"),
     ("best_of", 2, "best_of"),
-    ("tools", [{"type": "function"}], "tools"),
     ("tool_choice", "required", "tool_choice"),
     ("response_format", {"type": "xml"}, "response_format"),
     ("response_format", {"type": "json_schema"}, "response_format.json_schema"),
@@ -112,7 +111,6 @@ BAD_FIELDS: list[tuple[str, object, str]] = [
         "structured_outputs.structural_tag",
     ),
     ("suffix", "x", "suffix"),
-    ("echo", True, "echo"),
     ("chat_template", "{{ 1 }}", "chat_template"),
     ("cache_salt", "", "cache_salt"),
 ]
@@ -138,12 +136,51 @@ BAD_MESSAGES: list[tuple[object, str]] = [
     ([{"role": "user"}], "messages[0].content"),
     ([{"role": "user", "content": 5}], "messages[0].content"),
     (
+        [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}],
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    (
         [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
         "messages[0].content[0].type",
     ),
     ([{"role": "user", "content": "x " * 600}], "messages"),
     ([{"role": "user", "content": "x" * 60000}], "messages"),
 ]
+
+
+def _tool(**changes: object) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **changes}}
+
+
+BAD_TOOLS: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [_tool(name="")]}, "tools[0].function.name"),
+    ({"tools": [_tool(parameters=5)]}, "tools[0].function.parameters"),
+    ({"tools": [_tool(), _tool()]}, "tools[1].name"),
+    ({"tools": [_tool()] * 129}, "tools"),
+    ({"tools": [_tool(parameters={"not": {}}, strict=True)]}, "tools[0]"),
+    ({"tools": [_tool()], "tool_choice": "sometimes"}, "tool_choice"),
+    ({"tools": [_tool()], "tool_choice": _tool(name="g")}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [_tool()], "parallel_tool_calls": 1}, "parallel_tool_calls"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"function_call": {"name": "f"}}, "function_call"),
+    ({"continue_final_message": True}, "continue_final_message"),
+]
+
+
+async def test_bad_tools_are_named(http: httpx.AsyncClient) -> None:
+    for fields, param in BAD_TOOLS:
+        response = await http.post("/v1/chat/completions", json={**CHAT, **fields})
+        assert response.status_code == 400, (fields, response.text)
+        assert error_of(response)["param"] == param, fields
+
+
+async def test_echo_with_logprobs_is_refused(http: httpx.AsyncClient) -> None:
+    body = {**TEXT, "echo": True, "logprobs": 0}
+    response = await http.post("/v1/completions", json=body)
+    assert (response.status_code, error_of(response)["param"]) == (400, "echo")
 
 
 async def test_bad_messages_are_named(http: httpx.AsyncClient) -> None:

@@ -17,6 +17,8 @@ from kvtide.gateway.settings import GatewaySettings
 from kvtide.kv import NodeId, Role
 from kvtide.runtime import SystemClock, TaskScope
 
+LIMIT_S = 40.0
+
 
 @pytest.fixture
 def nats(tmp_path: Path) -> Generator[NatsServer]:
@@ -42,6 +44,8 @@ async def test_it_serves_on_nats_and_ends_cleanly(
     seen: asyncio.Queue[RosterEvent] = asyncio.Queue()
     identity = Identity(NodeId("watcher"), epoch=1)
     async with (
+        # around all of it: an end that hangs is a failure too
+        asyncio.timeout(LIMIT_S),
         await NatsBus.open(nats.url, identity, cluster="local", clock=clock) as bus,
         Node(
             roles=(Role.CONDUCTOR,),
@@ -51,7 +55,6 @@ async def test_it_serves_on_nats_and_ends_cleanly(
             secret=b"s" * 32,
         ) as watcher,
         TaskScope() as scope,
-        asyncio.timeout(40),
     ):
         watcher.on_member(seen.put_nowait)
         serving = scope.spawn(
@@ -85,10 +88,11 @@ async def test_a_model_folder_without_a_tokenizer_stops_it(
 ) -> None:
     settings = make_settings(tmp_path, nats)
     (settings.model / "tokenizer.json").unlink()
-    with pytest.raises(ModelTextError, match=r"tokenizer\.json"):
-        await serve(
-            settings,
-            stop=asyncio.Event(),
-            registry=CollectorRegistry(),
-            clock=SystemClock(),
-        )
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(ModelTextError, match=r"tokenizer\.json"):
+            await serve(
+                settings,
+                stop=asyncio.Event(),
+                registry=CollectorRegistry(),
+                clock=SystemClock(),
+            )

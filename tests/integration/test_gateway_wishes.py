@@ -87,3 +87,22 @@ async def test_headers_say_how_it_was_made(
     assert '"hit_tokens":3' in streamed.text
     plain = await http.post(ROUTE, json={**CHAT, "stream": True})
     assert not [name for name in plain.headers if name.startswith("x-kvtide")]
+
+
+async def test_a_stream_says_how_far_its_prompt_is_when_asked(
+    running: Running, http: httpx.AsyncClient
+) -> None:
+    running.script.hold_at = 0
+    body = {**CHAT, "stream": True}
+    told: list[str] = []
+    asked = {"x-kvtide-progress": "1"}
+    async with http.stream("POST", ROUTE, json=body, headers=asked) as response:
+        async for line in response.aiter_lines():
+            if line.startswith(": kvtide"):
+                told.append(line)
+            if "stage=prefilled" in line:
+                running.script.go.set()
+    assert "choice=0 stage=prefill attempt=1 expected_hit_tokens=0" in told[0]
+    assert "stage=prefilled queue_ms=0.0" in told[-1]
+    plain = await http.post(ROUTE, json=body)
+    assert ": kvtide" not in plain.text

@@ -12,6 +12,7 @@ PURE = (
     "kvtide.kv",
     "kvtide.policy",
     "kvtide.gateway.life",
+    "kvtide.gateway.reading",
     "kvtide.conductor.reducers",
     "kvtide.conductor.dispatcher",
     "kvtide.store.slots",

@@ -1,7 +1,7 @@
 """The model that this gateway serves: its text, its facts, and whether it can answer."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TypeVar
 from kvtide.bus import Member, Node
 from kvtide.gateway.errors import PromptError, UnavailableError
 from kvtide.gateway.text import ModelText
-from kvtide.gateway.text.chat import ChatMessage
+from kvtide.gateway.text.chat import Chat
 from kvtide.kv import BlockKey, KeySpace, ModelFacts, Role, SpaceId, TenantId
 
 INLINE_CHARS = 4096
@@ -115,25 +115,26 @@ class ServedModel:
 
         return await self._run(len(text), encode)
 
-    async def encode_chat(
-        self,
-        messages: Sequence[ChatMessage],
-        *,
-        add_generation_prompt: bool,
-        variables: Mapping[str, object],
-    ) -> list[int]:
+    async def encode_chat(self, chat: Chat) -> list[int]:
         """See ``ModelText.encode_chat``; a hopeless length is refused before."""
 
         def encode() -> list[int]:
             return self.text.encode_chat(
-                messages,
-                add_generation_prompt=add_generation_prompt,
-                variables=variables,
+                chat.messages,
+                tools=chat.tools,
+                add_generation_prompt=chat.add_generation_prompt,
+                continue_final=chat.continue_final,
+                variables=chat.variables,
             )
 
-        size = sum(len(str(message.get("content"))) for message in messages)
-        self._check_chars(size, "messages")
-        return await self._run(size, encode)
+        size = sum(len(str(message.get("content"))) for message in chat.messages)
+        self._check_chars(size, chat.param)
+        shown = size + sum(len(str(tool)) for tool in chat.tools)
+        return await self._run(shown, encode)
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        """See ``ModelText.decode``."""
+        return await self._run(len(ids), lambda: self.text.decode(ids))
 
     def _check_chars(self, chars: int, param: str) -> None:
         facts = self.find_facts()

@@ -7,18 +7,18 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from kvtide.gateway.api.answers import Answers, Choice
+from kvtide.gateway.api.answers import Answers, Choice, Said
 from kvtide.gateway.api.asking import Questions
-from kvtide.gateway.api.dialects import Dialect
+from kvtide.gateway.api.dialect import Dialect
 from kvtide.gateway.api.door import Door
 from kvtide.gateway.api.problems import of_failure
+from kvtide.gateway.api.progress import Progress
 from kvtide.gateway.api.replies import Insight
 from kvtide.gateway.errors import RequestFailedError
-from kvtide.gateway.life import AnswerCommand, Began, Emit, Finish
+from kvtide.gateway.life import Finish
 from kvtide.runtime import TaskScope
 
 PING = b": ping\n\n"
-DONE = b"data: [DONE]\n\n"
 
 
 class AnswerResponse(Response):
@@ -69,50 +69,49 @@ class AnswerResponse(Response):
         if self._dialect.frame.show_insight:
             headers |= _outlook_headers(answers.choices)
         await send(_start(headers))
-        opening = [self._dialect.opening(choice) for choice in answers.choices]
-        await _send_more(send, b"".join(_event(o) for o in opening if o is not None))
-        ping_s = self._door.settings.ping_s
+        await _send_more(send, self._dialect.opening(answers))
+        progress = Progress(answers, asked=self._dialect.frame.show_progress)
         try:
-            while True:
-                await _send_more(send, self._events(taken) if taken else PING)
-                if answers.is_done:
-                    break
-                taken = await answers.take(ping_s)
+            await self._tell(answers, taken, progress, send)
         except RequestFailedError as error:
-            last = _event(of_failure(error.failure).body())
+            last = self._dialect.failure(of_failure(error.failure))
         else:
-            last = DONE
-            if self._dialect.frame.include_usage:
-                last = _event(self._dialect.costs(answers.usage)) + DONE
+            last = self._dialect.closing(answers)
         await send({"type": "http.response.body", "body": last})
 
-    async def _first(self, answers: Answers) -> Sequence[tuple[Choice, AnswerCommand]]:
+    async def _tell(
+        self, answers: Answers, taken: Sequence[Said], progress: Progress, send: Send
+    ) -> None:
+        """All that comes, until all answers are done; a ping when long nothing did."""
+        now_s = self._door.gateway.node.clock.monotonic
+        ping_s = self._door.settings.ping_s
+        sent_s = now_s()
+        while True:
+            body = self._events(taken) + progress.news()
+            if not body and now_s() >= sent_s + ping_s:
+                body = PING
+            if body:
+                await _send_more(send, body)
+                sent_s = now_s()
+            if answers.is_done:
+                return
+            wait_s = min(sent_s + ping_s - now_s(), progress.poll_s)
+            taken = await answers.take(max(0.0, wait_s))
+
+    async def _first(self, answers: Answers) -> Sequence[Said]:
         """Wait until workers have taken it: until then a failure has its own status."""
         while True:
             taken = await answers.take(self._door.settings.request_timeout_s)
             if taken:
                 return taken
 
-    def _events(self, taken: Sequence[tuple[Choice, AnswerCommand]]) -> bytes:
-        return b"".join(
-            _event(body)
-            for choice, command in taken
-            if (body := self._body(choice, command)) is not None
-        )
-
-    def _body(self, choice: Choice, command: AnswerCommand) -> bytes | None:
-        match command:
-            case Emit(text=text, ids=ids):
-                frame = self._dialect.frame
-                if not text and not (ids and (frame.show_ids or frame.show_logprobs)):
-                    return None
-                return self._dialect.piece(choice, command)
-            case Finish():
-                return self._dialect.ending(choice)
-            case Began():
-                return None
-            case _:
-                return None
+    def _events(self, taken: Sequence[Said]) -> bytes:
+        events: list[bytes] = []
+        for said in taken:
+            events.append(self._dialect.piece(said))
+            if isinstance(said.command, Finish):
+                events.append(self._dialect.ending(said.choice))
+        return b"".join(events)
 
 
 async def while_connected(receive: Receive, talk: Coroutine[Any, Any, None]) -> bool:
@@ -150,10 +149,6 @@ def _start(headers: dict[str, str]) -> dict[str, Any]:
 async def _send_more(send: Send, body: bytes) -> None:
     if body:
         await send({"type": "http.response.body", "body": body, "more_body": True})
-
-
-def _event(body: bytes) -> bytes:
-    return b"data: " + body + b"\n\n"
 
 
 def _insight_headers(choices: Sequence[Choice]) -> dict[str, str]:

@@ -5,14 +5,20 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from blake3 import blake3
+
 from kvtide.bus.messages import CandidateEstimate, FinishReason
 from kvtide.gateway.api.asking import Questions
 from kvtide.gateway.api.door import Door
-from kvtide.gateway.api.replies import Insight, UsageReply
+from kvtide.gateway.api.replies import Insight
 from kvtide.gateway.api.token_report import TokenReport
 from kvtide.gateway.errors import RequestFailedError
 from kvtide.gateway.life import AnswerCommand, Began, Emit, Fail, Finish, Stage, Usage
+from kvtide.gateway.reading import THINK_END, AnswerReader, Blocks, Change
 from kvtide.gateway.session import AnswerChannel, Session
+from kvtide.gateway.text import AnswerText
+
+_CALL_ID_BYTES = 12
 
 
 @dataclass(slots=True)
@@ -22,10 +28,22 @@ class Choice:
     index: int
     session: Session
     report: TokenReport
-    text: list[str] = field(default_factory=list[str])
+    sink: AnswerText
+    reader: AnswerReader
+    blocks: Blocks = field(default_factory=Blocks)
     ids: list[int] = field(default_factory=list[int])
     reason: FinishReason | None = None
     usage: Usage | None = None
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended it."""
+        return self.sink.stopped_by
+
+    def call_id(self, call: int) -> str:
+        """What tells its call number ``call`` from all others: 24 hex digits."""
+        digest = blake3(f"{self.session.request}\0{call}".encode())
+        return digest.hexdigest(length=_CALL_ID_BYTES)
 
     @property
     def insight(self) -> Insight:
@@ -46,6 +64,15 @@ class Choice:
     def estimate(self) -> CandidateEstimate | None:
         """What its conductor expects of its placement."""
         return self.session.life.estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What came of an answer, and what it changes in its blocks."""
+
+    choice: Choice
+    command: AnswerCommand
+    changes: Sequence[Change] = ()
 
 
 class Answers:
@@ -72,41 +99,55 @@ class Answers:
         return [list(item.spec.prompt) for item in self._questions.items]
 
     @property
-    def usage(self) -> UsageReply:
+    def usage(self) -> Usage:
         """The cost of all; a prompt counts once, whatever ``n`` is."""
         per_prompt = self._questions.per_prompt
         usages = [choice.usage or Usage(0, 0, 0) for choice in self.choices]
-        first = [
-            usage if i % per_prompt == 0 else Usage(0, usage.output_tokens, 0)
-            for i, usage in enumerate(usages)
-        ]
-        return UsageReply.of(first)
+        prompts = usages[::per_prompt]
+        return Usage(
+            sum(usage.prompt_tokens for usage in prompts),
+            sum(usage.output_tokens for usage in usages),
+            sum(usage.cached_tokens for usage in prompts),
+        )
 
-    async def take(self, timeout_s: float) -> Sequence[tuple[Choice, AnswerCommand]]:
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Tokens of reasoning, its closing tag included; None: the model never thinks.
+
+        Those of an answer that ended within its reasoning are all its tokens.
+        """
+        thinking = self._questions.reading.thinking
+        if thinking is None:
+            return None
+        table = self._door.served.text.table
+        end = THINK_END.encode()
+        count = 0
+        for choice in self.choices:
+            raw = bytearray()
+            thought = 0
+            for number, token in enumerate(choice.ids, 1):
+                raw += table.of(token)
+                if end in raw[-len(end) - 64 :]:
+                    thought = number
+                    break
+            opened = thinking.begun or choice.blocks.has_reasoning
+            count += (thought or len(choice.ids)) if opened else 0
+        return count
+
+    async def take(self, timeout_s: float) -> Sequence[Said]:
         """What has come, in order, and noted in its choice; none after ``timeout_s``.
 
         Raises:
             RequestFailedError: an answer failed; what came before it is lost.
         """
-        taken: list[tuple[Choice, AnswerCommand]] = []
+        taken: list[Said] = []
         for index, command in await self._channel.take(timeout_s):
-            choice = self.choices[index]
-            match command:
-                case Began():
-                    pass
-                case Emit():
-                    choice.text.append(command.text)
-                    choice.ids += command.ids
-                    choice.report.add(command.ids, command.logprobs)
-                case Finish():
-                    choice.reason = command.reason
-                    choice.usage = command.usage
-                case Fail():
-                    if taken:
-                        self._channel.put(index, command)
-                        return taken
-                    raise RequestFailedError(command.failure)
-            taken.append((choice, command))
+            if isinstance(command, Fail):
+                if taken:
+                    self._channel.put(index, command)
+                    return taken
+                raise RequestFailedError(command.failure)
+            taken.append(_noted(self.choices[index], command))
         return taken
 
     def __enter__(self) -> Self:
@@ -125,6 +166,7 @@ class Answers:
 
     def _submit_all(self) -> None:
         gateway, served = self._door.gateway, self._door.served
+        reading = self._questions.reading
         for item in self._questions.items:
             text = served.text.answer(
                 self._questions.stops, min_tokens=item.spec.min_new_tokens
@@ -134,8 +176,8 @@ class Answers:
                 self._channel.put(index, command)
 
             session = gateway.submit(item.spec, self._questions.space, text, put)
-            report = TokenReport(served.text)
-            self.choices.append(Choice(item.index, session, report))
+            report, reader = TokenReport(served.text), reading.reader()
+            self.choices.append(Choice(item.index, session, report, text, reader))
 
     def _leave(self) -> None:
         for choice in self.choices:
@@ -149,3 +191,19 @@ class Answers:
     ) -> None:
         """Leave every answer."""
         self._leave()
+
+
+def _noted(choice: Choice, command: Began | Emit | Finish) -> Said:
+    match command:
+        case Began():
+            return Said(choice, command)
+        case Emit():
+            choice.ids += command.ids
+            choice.report.add(command.ids, command.logprobs)
+            parts = choice.reader.push(command.text)
+            return Said(choice, command, choice.blocks.add(parts))
+        case Finish():
+            choice.reason = command.reason
+            choice.usage = command.usage
+            rest = choice.blocks.add(choice.reader.finish())
+            return Said(choice, command, [*rest, *choice.blocks.close()])

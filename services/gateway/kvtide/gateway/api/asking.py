@@ -1,20 +1,32 @@
-"""From a client's parameters to what is asked of the workers. Every number is checked."""
+"""From what a client wants to what is asked of the workers. Every number is checked."""
 
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtide.bus.messages import GrammarSpec, SamplingSpec
+from kvtide.gateway.api.call_grammar import Tongue
 from kvtide.gateway.api.door import Door
+from kvtide.gateway.api.held import grammar_of
 from kvtide.gateway.api.problems import ApiError, bad_param
-from kvtide.gateway.api.refusals import refuse_unserved
-from kvtide.gateway.api.schemas import ChatBody, CompletionBody, GenerationBody
-from kvtide.gateway.api.structured import grammar_of
-from kvtide.gateway.api.wishes import Wishes
+from kvtide.gateway.api.wanted import Asker, Ends, Wanted
 from kvtide.gateway.life import RequestSpec
-from kvtide.kv import KeySpace, ModelFacts, RequestId, TenantId, answer_name
+from kvtide.gateway.reading import AnswerReader, CallFormat, Thinking, reader_of
+from kvtide.kv import KeySpace, ModelFacts, answer_name
 
 _U64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The prompts of a request as ids. ``param`` is the field that they came in.
+
+    The answer to a chat is read: for reasoning, and for calls if there are tools.
+    """
+
+    ids: Sequence[Sequence[int]]
+    param: str
+    is_chat: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +35,19 @@ class Question:
 
     index: int
     spec: RequestSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the answers are to be read."""
+
+    thinking: Thinking | None = None
+    form: CallFormat | None = None
+    tools: tuple[str, ...] = ()
+
+    def reader(self) -> AnswerReader:
+        """For one answer."""
+        return reader_of(self.thinking, self.form, self.tools)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,164 +61,140 @@ class Questions:
     space: KeySpace
     stops: tuple[str, ...]
     per_prompt: int
+    reading: Reading
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """What ends an answer."""
-
-    stops: tuple[str, ...]
-    token_ids: tuple[int, ...]
-    max_tokens: int | None
-    min_tokens: int
-    ignore_eos: bool
-
-
-def check_body(door: Door, body: GenerationBody, prompts: int) -> None:
+def check_wanted(door: Door, wanted: Wanted, prompts: int) -> None:
     """What can be said before the prompt is tokenised.
 
     Raises:
-        ApiError: an unknown model, an unserved parameter, too many answers.
-        UnavailableError: no room for that many more requests.
+        ApiError: an unknown model, too many answers, bad stop strings.
+        UnavailableError: no room for that many more requests, or the model isn't ready.
     """
-    door.check_model(body.model)
-    refuse_unserved(body.model_extra or {})
-    if isinstance(body, ChatBody) and body.top_logprobs and not body.logprobs:
-        raise bad_param("top_logprobs", "top_logprobs is for logprobs: true")
-    count = prompts * (body.n or 1)
+    door.check_model(wanted.model)
+    count = prompts * wanted.count
     if count > door.settings.max_choices:
         raise bad_param(
-            "n" if (body.n or 1) > 1 else "prompt",
+            "n" if wanted.count > 1 else "prompt",
             f"{count} answers were asked for; at most {door.settings.max_choices} are "
             "made per request",
         )
+    _check_ends(door, wanted.ends)
     door.gateway.check_room(count)
+    door.served.facts()
 
 
-def ends_of(door: Door, body: GenerationBody) -> Ends:
-    """Stop strings and lengths.
-
-    Raises:
-        ApiError: 400 that names the field.
-    """
-    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    ids = tuple(body.stop_token_ids or ())
+def _check_ends(door: Door, ends: Ends) -> None:
     settings = door.settings
-    for param, given in (("stop", stops), ("stop_token_ids", ids)):
+    param = ends.stops_param
+    for name, given in ((param, ends.stops), ("stop_token_ids", ends.token_ids)):
         if len(given) > settings.max_stops:
-            raise bad_param(param, f"{param}: at most {settings.max_stops} are allowed")
-    if any(not stop or len(stop) > settings.max_stop_chars for stop in stops):
+            raise bad_param(name, f"{name}: at most {settings.max_stops} are allowed")
+    if any(not stop or len(stop) > settings.max_stop_chars for stop in ends.stops):
         raise bad_param(
-            "stop", f"stop: each must have 1 to {settings.max_stop_chars} characters"
+            param, f"{param}: each must have 1 to {settings.max_stop_chars} characters"
         )
-    _, limit = _max_tokens(body)
-    return Ends(stops, ids, limit, body.min_tokens or 0, bool(body.ignore_eos))
 
 
 async def questions_of(
-    door: Door,
-    body: GenerationBody,
-    prompts: Sequence[Sequence[int]],
-    *,
-    param: str,
-    request_id: RequestId,
-    wishes: Wishes,
+    door: Door, wanted: Wanted, prompts: Prompts, asker: Asker
 ) -> Questions:
     """Everything that the workers are asked for the prompts' ids.
 
     Raises:
-        ApiError: 400 that names the field; ``param`` is the prompts' own.
+        ApiError: 400 that names the field.
         UnavailableError: the model is not ready.
     """
     facts = door.served.facts()
-    ends = ends_of(door, body)
-    bias = _logit_bias(body, facts)
-    grammar = await grammar_of(body)
-    tenant = TenantId(door.settings.tenant)
-    space = door.served.space(tenant, facts, body.cache_salt or "")
-    count = body.n or 1
-    seed = body.seed if body.seed is not None else secrets.randbits(63)
+    bias = _logit_bias(wanted, facts)
+    reading = _reading(door, wanted, prompts)
+    tongue = Tongue(
+        door.served.text.call_format, reading.thinking, door.served.text.is_token
+    )
+    grammar = await grammar_of(wanted, tongue)
+    owner = asker.caller.cache_owner
+    space = door.served.space(owner, facts, wanted.salt)
+    seed = wanted.numbers.seed
+    draws = Draws(seed if seed is not None else secrets.randbits(63), bias, grammar)
     items: list[Question] = []
-    for ids in prompts:
-        _check_ids(ids, facts, param)
-        limit = _room(door, body, len(ids), facts, param)
-        if ends.min_tokens > limit:
+    for ids in prompts.ids:
+        _check_ids(ids, facts, prompts.param)
+        limit = _room(door, wanted.ends, len(ids), facts, prompts.param)
+        if wanted.ends.min_tokens > limit:
             raise bad_param("min_tokens", f"min_tokens is more than {limit}")
         prompt = await door.served.prompt(ids, space)
-        for _ in range(count):
+        for _ in range(wanted.count):
             index = len(items)
             spec = RequestSpec(
-                request=answer_name(request_id, index),
+                request=answer_name(asker.request_id, index),
                 gateway=door.gateway.node.ref,
-                tenant=tenant,
-                salt=body.cache_salt or "",
+                tenant=asker.caller.tenant,
+                cache_owner=owner,
+                salt=wanted.salt,
                 model=facts.name,
                 prompt=prompt.ids,
                 keys=prompt.keys,
-                sampling=_sampling(body, Draws(seed, index, bias, grammar)),
+                sampling=_sampling(wanted, draws, index),
                 max_new_tokens=limit,
-                min_new_tokens=ends.min_tokens,
-                stop_token_ids=_stop_ids(ends, facts),
-                ignore_eos=ends.ignore_eos,
-                ttft_ms=wishes.ttft_ms,
-                tbt_ms=wishes.tbt_ms,
-                priority=_priority(body, wishes),
+                min_new_tokens=wanted.ends.min_tokens,
+                stop_token_ids=_stop_ids(wanted.ends, facts),
+                ignore_eos=wanted.ends.ignore_eos,
+                ttft_ms=asker.wishes.ttft_ms,
+                tbt_ms=asker.wishes.tbt_ms,
+                priority=_priority(wanted, asker),
             )
             items.append(Question(index, spec))
-    return Questions(tuple(items), space, ends.stops, count)
+    return Questions(tuple(items), space, wanted.ends.stops, wanted.count, reading)
 
 
-def _priority(body: GenerationBody, wishes: Wishes) -> int:
+def _reading(door: Door, wanted: Wanted, prompts: Prompts) -> Reading:
+    if not prompts.is_chat:
+        return Reading()
+    text = door.served.text
+    # all prompts of a chat are one
+    thinking = text.thinking_after(prompts.ids[0])
+    form = text.call_format if wanted.tools.tools else None
+    return Reading(thinking, form, tuple(wanted.tools.names))
+
+
+def _priority(wanted: Wanted, asker: Asker) -> int:
     """The body is the client's own word; a header may come from a proxy."""
-    given = body.priority if body.priority is not None else wishes.priority
+    given = wanted.priority if wanted.priority is not None else asker.wishes.priority
     return given or 0
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What decides an answer's tokens beside the numbers in the body."""
+    """What decides an answer's tokens beside the client's numbers."""
 
     seed: int
-    choice: int
     bias: tuple[tuple[int, float], ...]
     grammar: GrammarSpec | None
 
 
-def _sampling(body: GenerationBody, draws: Draws) -> SamplingSpec:
+def _sampling(wanted: Wanted, draws: Draws, choice: int) -> SamplingSpec:
     def given(value: float | None, default: float) -> float:
         return default if value is None else float(value)
 
+    numbers = wanted.numbers
     return SamplingSpec(
-        temperature=given(body.temperature, 1.0),
-        top_p=given(body.top_p, 1.0),
-        top_k=max(0, body.top_k or 0),
-        min_p=given(body.min_p, 0.0),
+        temperature=given(numbers.temperature, 1.0),
+        top_p=given(numbers.top_p, 1.0),
+        top_k=max(0, numbers.top_k or 0),
+        min_p=given(numbers.min_p, 0.0),
         seed=draws.seed & _U64,
-        choice=draws.choice,
-        repetition_penalty=given(body.repetition_penalty, 1.0),
-        presence_penalty=given(body.presence_penalty, 0.0),
-        frequency_penalty=given(body.frequency_penalty, 0.0),
+        choice=choice,
+        repetition_penalty=given(numbers.repetition_penalty, 1.0),
+        presence_penalty=given(numbers.presence_penalty, 0.0),
+        frequency_penalty=given(numbers.frequency_penalty, 0.0),
         logit_bias=draws.bias,
-        logprobs=logprobs_of(body),
+        logprobs=wanted.logprobs,
         grammar=draws.grammar,
     )
 
 
-def logprobs_of(body: GenerationBody) -> int | None:
-    """How many likeliest tokens are reported at each position; None: no report."""
-    match body:
-        case ChatBody():
-            return (body.top_logprobs or 0) if body.logprobs else None
-        case CompletionBody():
-            return None if body.logprobs is False else body.logprobs
-        case _:
-            return None
-
-
-def _logit_bias(
-    body: GenerationBody, facts: ModelFacts
-) -> tuple[tuple[int, float], ...]:
-    given = {int(token): float(v) for token, v in (body.logit_bias or {}).items()}
+def _logit_bias(wanted: Wanted, facts: ModelFacts) -> tuple[tuple[int, float], ...]:
+    given = {int(t): float(v) for t, v in wanted.numbers.logit_bias.items()}
     strange = [token for token in given if token >= facts.vocab_size]
     if strange:
         raise bad_param(
@@ -208,13 +209,6 @@ def _stop_ids(ends: Ends, facts: ModelFacts) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*eos, *ends.token_ids)))
 
 
-def _max_tokens(body: GenerationBody) -> tuple[str, int | None]:
-    """The field that limits the answer, and its value."""
-    if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
-        return "max_completion_tokens", body.max_completion_tokens
-    return "max_tokens", body.max_tokens
-
-
 def _check_ids(ids: Sequence[int], facts: ModelFacts, param: str) -> None:
     if not ids:
         raise bad_param(param, f"{param}: the prompt has no tokens")
@@ -224,21 +218,19 @@ def _check_ids(ids: Sequence[int], facts: ModelFacts, param: str) -> None:
         )
 
 
-def _room(
-    door: Door, body: GenerationBody, prompt: int, facts: ModelFacts, param: str
-) -> int:
+def _room(door: Door, ends: Ends, prompt: int, facts: ModelFacts, param: str) -> int:
     """How long the answer may become."""
     left = facts.max_tokens - prompt
     if left < 1:
         raise _too_long(param, f"the prompt has {prompt} tokens", facts)
-    name, asked = _max_tokens(body)
-    if asked is None:
+    if ends.max_tokens is None:
         default = door.settings.default_max_tokens
         return min(default, left) if default else left
-    if asked > left:
-        said = f"the prompt has {prompt} tokens and {name} is {asked}"
+    if ends.max_tokens > left:
+        name = ends.max_tokens_param
+        said = f"the prompt has {prompt} tokens and {name} is {ends.max_tokens}"
         raise _too_long(name, said, facts)
-    return asked
+    return ends.max_tokens
 
 
 def _too_long(param: str, said: str, facts: ModelFacts) -> ApiError:

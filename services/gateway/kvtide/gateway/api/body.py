@@ -13,7 +13,10 @@ LOC_FIELDS = frozenset(
     (
         *("content", "role", "text", "type", "include_usage", "name", "json_schema"),
         *("schema", "json", "regex", "grammar", "choice", "json_object"),
-        "structural_tag",
+        *("structural_tag", "function", "parameters", "description", "strict", "id"),
+        *("tool_calls", "tool_call_id", "arguments", "input_schema", "input"),
+        *("tool_use_id", "is_error", "call_id", "output", "format", "thinking"),
+        *("budget_tokens", "disable_parallel_tool_use", "summary", "user_id"),
     )
 )
 TAGGED_FIELDS = frozenset(("response_format",))
@@ -114,6 +117,7 @@ def _param(loc: tuple[int | str, ...]) -> str:
     for part in loc[2:] if param in TAGGED_FIELDS else loc[1:]:
         if isinstance(part, int):
             param += f"[{part}]"
-        elif part in LOC_FIELDS:
+        elif part in LOC_FIELDS and not param.endswith(f"].{part}"):
+            # the kind of a part is told apart by a word that may be a field's too
             param += f".{part}"
     return param

@@ -1,82 +1,84 @@
 """``/v1/chat/completions`` and ``/v1/completions``."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from kvtide.gateway.api.answer_response import AnswerResponse
-from kvtide.gateway.api.asking import check_body, logprobs_of, questions_of
+from kvtide.gateway.api.answering import answer_chat, frame_of
+from kvtide.gateway.api.asking import Prompts, check_wanted, questions_of
 from kvtide.gateway.api.body import read
-from kvtide.gateway.api.dialects import ChatDialect, Frame, TextDialect
+from kvtide.gateway.api.chat_dialect import ChatDialect
+from kvtide.gateway.api.dialect import Frame
 from kvtide.gateway.api.door import Door
-from kvtide.gateway.api.messages import template_messages, template_variables
-from kvtide.gateway.api.request_ids import request_id
+from kvtide.gateway.api.openai_wanted import chat_of, wanted_of
 from kvtide.gateway.api.schemas import ChatBody, CompletionBody, GenerationBody
-from kvtide.gateway.api.wishes import wishes_of
+from kvtide.gateway.api.text_dialect import TextDialect
+from kvtide.gateway.api.wanted import Asker, Wanted
+
+AnyPrompt = str | list[int]
 
 
 def completion_routes(door: Door) -> APIRouter:
     """Both routes, stream or not."""
     router = APIRouter()
 
-    @router.post("/v1/chat/completions", openapi_extra=_body_schema(ChatBody))
+    @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         """Answer a chat."""
         body = await read(request, ChatBody, door.settings.max_body_bytes)
-        wishes = wishes_of(request)
-        check_body(door, body, prompts=1)
-        door.served.facts()  # refuse before the work of tokenising
-        prompt = await door.served.encode_chat(
-            template_messages(body.messages),
-            add_generation_prompt=body.add_generation_prompt is not False,
-            variables=template_variables(body.chat_template_kwargs),
-        )
-        questions = await questions_of(
+        asker = Asker.of(request)
+        wanted = wanted_of(body)
+        return await answer_chat(
             door,
-            body,
-            [prompt],
-            param="messages",
-            request_id=request_id(request),
-            wishes=wishes,
+            wanted,
+            chat_of(body, wanted.tools),
+            asker,
+            ChatDialect,
+            _frame(door, body, wanted, asker, "chatcmpl-"),
+            stream=bool(body.stream),
         )
-        dialect = ChatDialect(_frame(door, body, request, "chatcmpl-"))
-        return AnswerResponse(door, questions, dialect, stream=bool(body.stream))
 
-    @router.post("/v1/completions", openapi_extra=_body_schema(CompletionBody))
+    @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         """Go on with one or more prompts."""
         body = await read(request, CompletionBody, door.settings.max_body_bytes)
-        wishes = wishes_of(request)
-        texts = _prompts(body)
-        check_body(door, body, prompts=len(texts))
-        door.served.facts()
-        prompts = [await _ids(door, body, text) for text in texts]
-        questions = await questions_of(
-            door,
-            body,
-            prompts,
-            param="prompt",
-            request_id=request_id(request),
-            wishes=wishes,
-        )
-        dialect = TextDialect(_frame(door, body, request, "cmpl-"))
+        asker = Asker.of(request)
+        wanted = wanted_of(body)
+        given = _prompts(body)
+        check_wanted(door, wanted, prompts=len(given))
+        ids = [await _ids(door, body, prompt) for prompt in given]
+        questions = await questions_of(door, wanted, Prompts(ids, "prompt"), asker)
+        echoed = await _echoed(door, given, wanted.count) if body.echo else []
+        frame = _frame(door, body, wanted, asker, "cmpl-")
+        dialect = TextDialect(frame, echoed)
         return AnswerResponse(door, questions, dialect, stream=bool(body.stream))
 
     del chat_completions, completions
     return router
 
 
-async def _ids(door: Door, body: CompletionBody, text: str | list[int]) -> list[int]:
-    if not isinstance(text, str):
-        return text
+async def _ids(door: Door, body: CompletionBody, prompt: AnyPrompt) -> list[int]:
+    if not isinstance(prompt, str):
+        return prompt
     special = body.add_special_tokens is not False
-    return await door.served.encode_prompt(text, add_special_tokens=special)
+    return await door.served.encode_prompt(prompt, add_special_tokens=special)
 
 
-def _prompts(body: CompletionBody) -> Sequence[str | list[int]]:
+async def _echoed(door: Door, prompts: Sequence[AnyPrompt], count: int) -> list[str]:
+    """The prompt's text in front of each answer."""
+    texts: list[str] = []
+    for prompt in prompts:
+        is_text = isinstance(prompt, str)
+        text = prompt if is_text else await door.served.decode(prompt)
+        texts += [text] * count
+    return texts
+
+
+def _prompts(body: CompletionBody) -> Sequence[AnyPrompt]:
     """One or more prompts, each text or ids."""
     prompt = body.prompt
     if isinstance(prompt, str):
@@ -87,24 +89,15 @@ def _prompts(body: CompletionBody) -> Sequence[str | list[int]]:
     return cast("list[str] | list[list[int]]", prompt) or [[]]
 
 
-def _frame(door: Door, body: GenerationBody, request: Request, prefix: str) -> Frame:
+def _frame(
+    door: Door, body: GenerationBody, wanted: Wanted, asker: Asker, prefix: str
+) -> Frame:
     options = body.stream_options
-    facts = door.served.find_facts()
-    return Frame(
-        id=prefix + request_id(request),
-        created=int(door.gateway.node.clock.wall()),
-        model=door.served.name,
-        fingerprint=f"kvtide-{facts.digest[:12]}" if facts is not None else "kvtide",
+    return frame_of(
+        door,
+        asker,
+        prefix,
         include_usage=options is not None and options.include_usage is True,
         show_ids=body.return_token_ids is True,
-        show_logprobs=logprobs_of(body) is not None,
-        show_insight=wishes_of(request).debug,
+        show_logprobs=wanted.logprobs is not None,
     )
-
-
-def _body_schema(model: type[GenerationBody]) -> dict[str, Any]:
-    """Bodies are read by hand, within limits; this keeps them in the documentation."""
-    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
-    content = {"application/json": {"schema": schema}}
-    return {"requestBody": {"required": True, "content": content}}

@@ -1,13 +1,15 @@
 """Messages as clients send them, turned into what chat templates expect."""
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from kvtide.gateway.api.problems import bad_param
-from kvtide.gateway.api.schemas import Message
+from kvtide.gateway.api.schemas import Message, Variables
 
 MAX_VARIABLE_CHARS = 64
-_RESERVED = frozenset(("messages", "add_generation_prompt"))
+_RESERVED = frozenset(("messages", "add_generation_prompt", "tools"))
+_THOUGHTS = "reasoning_content"
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -17,6 +19,38 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         ApiError: a message without content that needs it.
     """
     return [_template_message(i, message) for i, message in enumerate(messages)]
+
+
+def assistant_message(
+    content: str, calls: Sequence[Mapping[str, Any]] = (), reasoning: str = ""
+) -> dict[str, Any]:
+    """What the model said before, as templates take it."""
+    made: dict[str, Any] = {"role": "assistant", "content": content}
+    if calls:
+        made["tool_calls"] = list(calls)
+    if reasoning:
+        made[_THOUGHTS] = reasoning
+    return made
+
+
+def template_call(name: str, arguments: object, call_id: str) -> dict[str, Any]:
+    """A call that the model made before; templates take the arguments as an object."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def tool_message(call_id: str, content: str) -> dict[str, Any]:
+    """What a call came back with."""
+    return {"role": "tool", "content": content, "tool_call_id": call_id}
+
+
+def read_arguments(text: str) -> object:
+    """Arguments as an object; as they are if they are none."""
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return cast("dict[str, object]", value) if isinstance(value, dict) else text
 
 
 def _template_message(index: int, message: Message) -> dict[str, Any]:
@@ -32,12 +66,19 @@ def _template_message(index: int, message: Message) -> dict[str, Any]:
     made: dict[str, Any] = {"role": role, "content": content or "", **extra}
     if message.name is not None:
         made["name"] = message.name
+    if message.tool_call_id is not None:
+        made["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        made["tool_calls"] = [
+            template_call(
+                call.function.name, read_arguments(call.function.arguments), call.id
+            )
+            for call in message.tool_calls
+        ]
     return made
 
 
-def template_variables(
-    given: Mapping[str, bool | int | float | str | None] | None,
-) -> dict[str, object]:
+def template_variables(given: Variables | None) -> dict[str, object]:
     """What ``chat_template_kwargs`` may hand to a template: switches, no text.
 
     Raises:

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from kvtide.gateway.api.body import read
 from kvtide.gateway.api.door import Door
-from kvtide.gateway.api.messages import template_messages, template_variables
+from kvtide.gateway.api.openai_wanted import chat_of, tools_of
 from kvtide.gateway.api.problems import bad_param
 from kvtide.gateway.api.replies import (
     DetokenizeReply,
@@ -16,6 +16,7 @@ from kvtide.gateway.api.replies import (
     TokenizeReply,
 )
 from kvtide.gateway.api.schemas import DetokenizeBody, TokenizeBody
+from kvtide.gateway.api.tools import ToolUse
 from kvtide.kv import ModelFacts
 
 
@@ -54,7 +55,7 @@ def model_routes(door: Door) -> APIRouter:
         body = await read(request, DetokenizeBody, door.settings.max_body_bytes)
         if body.model is not None:
             door.check_model(body.model)
-        return json_response(DetokenizeReply(door.served.text.decode(body.tokens)))
+        return json_response(DetokenizeReply(await door.served.decode(body.tokens)))
 
     del list_models, get_model, tokenize, detokenize
     return router
@@ -70,11 +71,8 @@ async def _encode(door: Door, body: TokenizeBody) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise bad_param("prompt", "give either prompt or messages")
     if body.messages is not None:
-        return await door.served.encode_chat(
-            template_messages(body.messages),
-            add_generation_prompt=body.add_generation_prompt is not False,
-            variables=template_variables(body.chat_template_kwargs),
-        )
+        use = ToolUse(tools_of(body.tools))
+        return await door.served.encode_chat(chat_of(body, use))
     return await door.served.encode_prompt(
         body.prompt or "", add_special_tokens=body.add_special_tokens is not False
     )

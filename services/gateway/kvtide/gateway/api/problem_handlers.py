@@ -15,6 +15,7 @@ from kvtide.gateway.api.problems import ApiError, internal, of_gateway
 from kvtide.gateway.api.request_ids import request_id
 from kvtide.gateway.errors import GatewayError
 
+MESSAGES_PATH = "/v1/messages"
 LINGER_S = 20.0
 LINGER_BYTES = 128 * 1024 * 1024
 
@@ -32,6 +33,7 @@ class ProblemResponse(Response):
 
     def __init__(self, error: ApiError) -> None:
         """Close the connection after what was not read."""
+        self._error = error
         headers = dict(error.headers)
         self._lingers = error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
         if self._lingers or error.status == HTTPStatus.REQUEST_TIMEOUT:
@@ -39,7 +41,10 @@ class ProblemResponse(Response):
         super().__init__(error.body(), error.status, headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send, and linger if it must."""
+        """Send in the words of the API that was asked, and linger if it must."""
+        if scope["path"].startswith(MESSAGES_PATH):
+            self.body = self._error.anthropic_body(request_id(Request(scope)))
+            self.headers["content-length"] = str(len(self.body))
         if not self._lingers:
             await super().__call__(scope, receive, send)
             return

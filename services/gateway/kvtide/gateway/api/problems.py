@@ -20,6 +20,18 @@ INVALID = "invalid_request_error"
 SERVER = "server_error"
 OVERLOADED_CODE = "server_is_overloaded"
 
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "api_error",
+    504: "timeout_error",
+}
+"""Anthropic's words for a status."""
+
 
 class ErrorBody(msgspec.Struct, frozen=True):
     """OpenAI's error object."""
@@ -34,6 +46,14 @@ class ErrorReply(msgspec.Struct, frozen=True):
     """The body of every 4xx and 5xx, and of an error event in a stream."""
 
     error: ErrorBody
+
+
+class AnthropicErrorReply(msgspec.Struct, frozen=True):
+    """The same for clients of Anthropic's API, which read ``type`` and ``error``."""
+
+    error: ErrorBody
+    request_id: str
+    type: str = "error"
 
 
 class ApiError(GatewayError):
@@ -61,6 +81,14 @@ class ApiError(GatewayError):
         """The JSON of its ``ErrorReply``."""
         error = ErrorBody(str(self), self.kind, self.param, self.code)
         return msgspec.json.encode(ErrorReply(error))
+
+    def anthropic_body(self, request_id: str) -> bytes:
+        """The JSON of its ``AnthropicErrorReply``."""
+        kind = _ANTHROPIC.get(self.status, INVALID)
+        if self.code == OVERLOADED_CODE:
+            kind = "overloaded_error"
+        error = ErrorBody(str(self), kind, self.param, self.code)
+        return msgspec.json.encode(AnthropicErrorReply(error, request_id))
 
 
 def bad_param(param: str, message: str, *, code: str | None = None) -> ApiError:

@@ -17,7 +17,6 @@ HARMLESS: Mapping[str, tuple[object, ...]] = {
     "length_penalty": (None, 1),
     "best_of": (None, 1),
     "use_beam_search": _OFF,
-    "echo": _OFF,
     "suffix": (None, ""),
     "modalities": (None, ["text"]),
     "audio": (None,),
@@ -29,7 +28,6 @@ HARMLESS: Mapping[str, tuple[object, ...]] = {
     "truncate_prompt_tokens": (None,),
     "include_stop_str_in_output": _OFF,
     "skip_special_tokens": (None, True),
-    "continue_final_message": _OFF,
     "chat_template": (None,),
     "documents": _EMPTY,
 }
@@ -37,13 +35,24 @@ HARMLESS: Mapping[str, tuple[object, ...]] = {
 
 
 def refuse_unserved(extra: Mapping[str, object]) -> None:
-    """Look through the fields that no schema knows.
+    """Look through the fields of a completion that no schema knows.
+
+    Raises:
+        ApiError: 400 that names the field.
+    """
+    refuse_others(extra, HARMLESS)
+
+
+def refuse_others(
+    extra: Mapping[str, object], usual: Mapping[str, tuple[object, ...]]
+) -> None:
+    """Refuse fields that ``usual`` names with other values than it has for them.
 
     Raises:
         ApiError: 400 that names the field.
     """
     for name, value in extra.items():
-        harmless = HARMLESS.get(name)
+        harmless = usual.get(name)
         if harmless is not None and not _is_one_of(value, harmless):
             raise _refusal(name)
 

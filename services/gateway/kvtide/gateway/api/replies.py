@@ -1,5 +1,7 @@
 """What clients get, as OpenAI words it. Encoded by msgspec."""
 
+from typing import Generic, TypeVar
+
 import msgspec
 
 from kvtide.gateway.life import Usage
@@ -11,6 +13,12 @@ class PromptDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class OutputDetails(msgspec.Struct, frozen=True):
+    """``completion_tokens_details``."""
+
+    reasoning_tokens: int
+
+
 class UsageReply(msgspec.Struct, frozen=True):
     """``usage``."""
 
@@ -18,14 +26,17 @@ class UsageReply(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: OutputDetails | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
-    def of(cls, usages: list[Usage]) -> "UsageReply":
-        """The sum; each of ``usages`` is one choice, those of one prompt share it."""
-        prompt = sum(usage.prompt_tokens for usage in usages)
-        output = sum(usage.output_tokens for usage in usages)
-        cached = sum(usage.cached_tokens for usage in usages)
-        return cls(prompt, output, prompt + output, PromptDetails(cached))
+    def of(cls, usage: Usage, reasoning_tokens: int | None = None) -> "UsageReply":
+        """The cost of all answers; ``reasoning_tokens``: of a model that thinks."""
+        prompt, output = usage.prompt_tokens, usage.output_tokens
+        cached = PromptDetails(usage.cached_tokens)
+        if reasoning_tokens is None:
+            return cls(prompt, output, prompt + output, cached)
+        details = OutputDetails(reasoning_tokens)
+        return cls(prompt, output, prompt + output, cached, details)
 
 
 class Insight(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -79,12 +90,30 @@ class TextLogprobs(msgspec.Struct, frozen=True):
     top_logprobs: list[dict[str, float]]
 
 
-class ChatMessageReply(msgspec.Struct, frozen=True):
-    """An assistant's whole message."""
+class CalledFunction(msgspec.Struct, frozen=True):
+    """A tool's name and arguments, or a piece of them."""
 
-    content: str
+    arguments: str
+    name: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class CallReply(msgspec.Struct, frozen=True):
+    """One of ``tool_calls``; in a stream ``index`` says which, and ``id`` comes once."""
+
+    function: CalledFunction
+    index: int | msgspec.UnsetType = msgspec.UNSET
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatMessageReply(msgspec.Struct, frozen=True):
+    """An assistant's whole message; ``content`` is null if all it does is call."""
+
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[CallReply] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -115,6 +144,8 @@ class Delta(msgspec.Struct, frozen=True):
 
     role: str | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[CallReply] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):
@@ -128,10 +159,10 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     kvtide: Insight | msgspec.UnsetType = msgspec.UNSET
 
 
-Choice = ChatChoice | TextChoice | ChunkChoice
+AnyChoice = TypeVar("AnyChoice", ChatChoice, TextChoice, ChunkChoice)
 
 
-class CompletionReply(msgspec.Struct, frozen=True):
+class CompletionReply(msgspec.Struct, Generic[AnyChoice], frozen=True):
     """A whole completion, or one chunk of it; ``object`` says which."""
 
     id: str
@@ -139,7 +170,7 @@ class CompletionReply(msgspec.Struct, frozen=True):
     created: int
     model: str
     system_fingerprint: str
-    choices: list[ChatChoice] | list[TextChoice] | list[ChunkChoice]
+    choices: list[AnyChoice]
     usage: UsageReply | msgspec.UnsetType | None = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 

@@ -11,6 +11,8 @@ from kvtide.gateway.metrics import GatewayMetrics
 from kvtide.kv import RequestId, cluster_name
 
 HEADER = "x-request-id"
+ANTHROPIC_HEADER = "request-id"
+"""Where Anthropic's clients look for the same."""
 _VALID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _STATE = "kvtide_request_id"
 
@@ -45,7 +47,9 @@ class RequestIds:
         async def send_with_id(message: Message) -> None:
             nonlocal complete
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[HEADER] = shown
+                headers = MutableHeaders(scope=message)
+                headers[HEADER] = shown
+                headers[ANTHROPIC_HEADER] = shown
                 self._metrics.http.labels(route, str(message["status"])).inc()
             elif message["type"] == "http.response.body":
                 complete = not message.get("more_body", False)

@@ -23,6 +23,8 @@ Choices = Annotated[
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 Seed = Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)]
 
+Variables = dict[str, bool | int | float | str | None]
+
 
 class Body(BaseModel):
     """The base of all request bodies. Extra fields are kept to be looked at."""
@@ -94,6 +96,68 @@ class StructuredOutputs(BaseModel):
     structural_tag: None = None
 
 
+ToolName = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class FunctionTool(BaseModel):
+    """A function that the model may call, as OpenAI describes it."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolBody(BaseModel):
+    """One of ``tools``."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class NamedFunction(BaseModel):
+    """A function by its name."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    name: ToolName
+
+
+class NamedToolChoice(BaseModel):
+    """``tool_choice``: this one."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolWord = Literal["none", "auto", "required"]
+
+
+class FunctionCall(BaseModel):
+    """What the model called; ``arguments`` are JSON as text."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    name: ToolName
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call in an assistant's message."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
 class GenerationBody(Body):
     """What both kinds of completion share."""
 
@@ -146,6 +210,8 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=1024)] | None = None
+    tool_call_id: str | None = None
 
 
 class ChatBody(GenerationBody):
@@ -156,7 +222,11 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     add_generation_prompt: bool | None = None
-    chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Variables | None = None
+    tools: Annotated[list[ToolBody], Field(max_length=128)] | None = None
+    tool_choice: ToolWord | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionBody(GenerationBody):
@@ -165,6 +235,7 @@ class CompletionBody(GenerationBody):
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     logprobs: TopLogprobs | Literal[False] | None = None
     add_special_tokens: bool | None = None
+    echo: bool | None = None
 
 
 class TokenizeBody(Body):
@@ -175,8 +246,10 @@ class TokenizeBody(Body):
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     return_token_strs: bool | None = None
-    chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
+    chat_template_kwargs: Variables | None = None
+    tools: Annotated[list[ToolBody], Field(max_length=128)] | None = None
 
 
 class DetokenizeBody(Body):

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from kvtide.gateway.api.problems import ApiError, bad_param
 
 DEBUG_HEADER = "x-kvtide-debug"
+PROGRESS_HEADER = "x-kvtide-progress"
 TTFT_HEADER = "x-kvtide-ttft-ms"
 TBT_HEADER = "x-kvtide-tbt-ms"
 PRIORITY_HEADER = "x-kvtide-priority"
@@ -18,13 +19,15 @@ PRIORITY_BOUND = 1 << 31
 class Wishes:
     """Targets in milliseconds and a priority, None where the defaults hold.
 
-    ``debug``: the answer's headers say how it was made.
+    ``debug``: the answer's headers say how it was made. ``progress``: comments in a
+    stream say how far the prompt is.
     """
 
     ttft_ms: float | None = None
     tbt_ms: float | None = None
     priority: int | None = None
     debug: bool = False
+    progress: bool = False
 
 
 def wishes_of(request: Request) -> Wishes:
@@ -38,6 +41,7 @@ def wishes_of(request: Request) -> Wishes:
         tbt_ms=_milliseconds(request, TBT_HEADER),
         priority=_priority(request),
         debug=request.headers.get(DEBUG_HEADER) == "1",
+        progress=request.headers.get(PROGRESS_HEADER) == "1",
     )
 
 

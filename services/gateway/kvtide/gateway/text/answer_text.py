@@ -27,6 +27,11 @@ class AnswerText:
         """Whether a stop string is complete."""
         return self._stops.hit is not None
 
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._stops.hit
+
     def push(self, token: int) -> str:
         """See ``TextSink.push``."""
         text = self._detokenizer.push(token)

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 import jinja2
+from jinja2 import meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
@@ -15,6 +17,21 @@ from kvtide.gateway.errors import ModelTextError, PromptError
 
 ChatMessage = Mapping[str, Any]
 """A message as a template sees it: ``role``, ``content`` and whatever else it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """What a chat template is given. ``param`` is the field that the messages came in.
+
+    ``continue_final``: the answer goes on with the last message.
+    """
+
+    messages: Sequence[ChatMessage]
+    param: str = "messages"
+    tools: Sequence[ChatMessage] = ()
+    variables: Mapping[str, object] = field(default_factory=dict[str, object])
+    add_generation_prompt: bool = True
+    continue_final: bool = False
 
 
 class ChatTemplate:
@@ -47,10 +64,12 @@ class ChatTemplate:
         names.update(raise_exception=_raise_exception, strftime_now=strftime_now)
         try:
             self._template = env.from_string(source)
+            named = meta.find_undeclared_variables(env.parse(source))
         except jinja2.TemplateError as error:
             raise ModelTextError(
                 f"the chat template does not compile: {error}"
             ) from error
+        self.takes_tools = "tools" in named or "tool_calls" in source
 
     def render(
         self,
@@ -58,8 +77,9 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
+        tools: Sequence[ChatMessage] = (),
     ) -> str:
-        """The chat as the model's text.
+        """The chat as the model's text; templates take no tools as null.
 
         Raises:
             PromptError: the template does not take these messages.
@@ -70,6 +90,7 @@ class ChatTemplate:
                     **self._special,
                     **(variables or {}),
                     "messages": messages,
+                    "tools": list(tools) or None,
                     "add_generation_prompt": add_generation_prompt,
                 }
             )

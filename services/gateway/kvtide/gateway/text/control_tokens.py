@@ -115,7 +115,8 @@ def _strings(value: object) -> Iterable[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for item in cast("Mapping[str, object]", value).values():
+        for key, item in cast("Mapping[str, object]", value).items():
+            yield key
             yield from _strings(item)
     elif isinstance(value, list | tuple):
         for item in cast("Sequence[object]", value):
@@ -127,7 +128,12 @@ def _wrap(value: object, pattern: re.Pattern[str], opening: str, closing: str) -
         return pattern.sub(lambda match: f"{opening}{match[0]}{closing}", value)
     if isinstance(value, Mapping):
         items = cast("Mapping[str, object]", value).items()
-        return {key: _wrap(item, pattern, opening, closing) for key, item in items}
+        return {
+            _wrap(key, pattern, opening, closing): _wrap(
+                item, pattern, opening, closing
+            )
+            for key, item in items
+        }
     if isinstance(value, list | tuple):
         items = cast("Sequence[object]", value)
         return [_wrap(item, pattern, opening, closing) for item in items]

@@ -2,11 +2,19 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from tokenizers import Tokenizer
 
 from kvtide.gateway.errors import ModelTextError, PromptError
+from kvtide.gateway.reading import (
+    CALL_START,
+    THINK_END,
+    THINK_START,
+    CallFormat,
+    Thinking,
+)
+from kvtide.gateway.reading.llama import PYTHON_TAG
 from kvtide.gateway.text.answer_text import AnswerText
 from kvtide.gateway.text.chat import ChatMessage, ChatTemplate
 from kvtide.gateway.text.control_tokens import ControlTokens, Piece
@@ -16,8 +24,13 @@ from kvtide.gateway.text.tokenizer_json import (
     TokenizerFile,
     without_added,
 )
+from kvtide.gateway.text.tool_prompt import spelled_out
 
 _PROBE = "a"
+_OPEN_END = "\ufdef"
+"""A noncharacter: where a message that is to be continued ends."""
+_TAIL_TOKENS = 8
+"""Enough to see a tag at the end of a prompt, however it is spelled."""
 
 
 class ModelText:
@@ -49,7 +62,8 @@ class ModelText:
         )
         serialised = tokenizer.to_str()
         added = TokenizerFile.parse(serialised).added_tokens
-        source = config.template or ""
+        self._added = frozenset(token.content for token in added)
+        self._source = source = config.template or ""
         self._controls = ControlTokens(
             (token.content for token in added if token.special),
             (token.content for token in added if token.content in source),
@@ -98,10 +112,12 @@ class ModelText:
         self,
         messages: Sequence[ChatMessage],
         *,
+        tools: Sequence[ChatMessage] = (),
         add_generation_prompt: bool = True,
+        continue_final: bool = False,
         variables: Mapping[str, object] | None = None,
     ) -> list[int]:
-        """The ids of a chat.
+        """The ids of a chat; ``continue_final``: the last message is left open.
 
         Raises:
             PromptError: the model has no template, or its template refuses these.
@@ -110,17 +126,45 @@ class ModelText:
             raise PromptError(
                 "this model has no chat template; use /v1/completions", param="messages"
             )
-        marked = self._controls.mark(messages)
+        if not self._template.takes_tools:
+            messages, tools = spelled_out(messages, tools), ()
+        if continue_final:
+            messages = [*messages[:-1], _left_open(messages[-1])]
+        # tools are the client's words too
+        chat = [*messages, {"tools": list(tools)}]
+        marked = self._controls.mark(chat)
+        *messages, told = marked.messages if marked is not None else chat
         rendered = self._template.render(
-            marked.messages if marked is not None else messages,
-            add_generation_prompt=add_generation_prompt,
+            messages,
+            tools=told["tools"],
+            add_generation_prompt=add_generation_prompt and not continue_final,
             variables=variables,
         )
+        if continue_final:
+            rendered = _cut_open(rendered)
         if marked is None:
             ids = self._encode(rendered)
         else:
             ids = self._encode_pieces(marked.split(rendered))
         return self._with_one_bos(ids)
+
+    @property
+    def call_format(self) -> CallFormat:
+        """How the model writes calls of tools, as its template shows it."""
+        source = self._source
+        bare = CALL_START not in source and '"parameters": ' in source
+        return CallFormat.LLAMA if bare or PYTHON_TAG in source else CallFormat.HERMES
+
+    def thinking_after(self, prompt: Sequence[int]) -> Thinking | None:
+        """How an answer to ``prompt`` thinks; None for a template that marks no such."""
+        if THINK_END not in self._source:
+            return None
+        end = self.decode(prompt[-_TAIL_TOKENS:]).rstrip()
+        return Thinking(begun=end.endswith(THINK_START))
+
+    def is_token(self, tag: str) -> bool:
+        """Whether ``tag`` is one added token."""
+        return tag in self._added
 
     def decode(self, ids: Sequence[int]) -> str:
         """All of ``ids`` as text, special tokens by name."""
@@ -183,3 +227,18 @@ class ModelText:
         while ids[size : 2 * size] == self._bos and ids[:size] == self._bos:
             ids = ids[size:]
         return ids if ids[:size] == self._bos else [*self._bos, *ids]
+
+
+def _left_open(message: ChatMessage) -> dict[str, Any]:
+    content = str(message.get("content") or "").replace(_OPEN_END, "")
+    return {**message, "content": content + _OPEN_END}
+
+
+def _cut_open(rendered: str) -> str:
+    before, mark, _ = rendered.rpartition(_OPEN_END)
+    if not mark:
+        raise PromptError(
+            "the model's chat template can't leave the last message open",
+            param="messages",
+        )
+    return before

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from kvtide.gateway.reading.overlap import overlap
+
 
 class StopStrings:
     """Passes text on until a stop string is complete, and never a part of one.
@@ -33,7 +35,7 @@ class StopStrings:
         if end is not None:
             self._held = ""
             return text[:end]
-        keep = max(_overlap(text, stop) for stop in self._stops)
+        keep = max(overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -52,11 +54,3 @@ class StopStrings:
             return None
         _, start, self._hit = min(found)
         return start
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of ``text`` that begins ``stop`` (not all of it)."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0

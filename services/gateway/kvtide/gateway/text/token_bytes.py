@@ -7,6 +7,7 @@ from typing import Any, cast
 from tokenizers import Tokenizer
 
 from kvtide.gateway.errors import ModelTextError
+from kvtide.gateway.reading import TAGS
 from kvtide.gateway.text.tokenizer_json import TokenizerFile
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
@@ -17,7 +18,7 @@ class TokenBytes:
 
     Byte-level BPE (GPT-2, Llama 3, Qwen) and SentencePiece-like decoders with or without
     byte fallback (Llama 2, Mistral) are bytes token by token. Special tokens have no
-    text. Unlike the tokenizer's own ``decode`` nothing is stripped from the first
+    text, but for the tags that readers of answers look for. Unlike the tokenizer's own ``decode`` nothing is stripped from the first
     token: an answer goes on after a prompt, it never begins a text.
     """
 
@@ -29,7 +30,9 @@ class TokenBytes:
         """
         self._tokenizer = tokenizer
         file = TokenizerFile.parse(tokenizer.to_str())
-        self._special = frozenset(t.id for t in file.added_tokens if t.special)
+        self._special = frozenset(
+            t.id for t in file.added_tokens if t.special and t.content not in TAGS
+        )
         self._byte_level = False
         self._byte_fallback = False
         self._replacements: list[tuple[str, str]] = []
