@@ -14,7 +14,7 @@ def test_tenants_of_the_settings_are_shown_with_their_limits() -> None:
     settings = StoreSettings(
         node="store", tenant_weights={"acme": 2.0}, tenant_limit_bytes={"guest": 500}
     )
-    tags = tenant_tags(settings, b"secret")
+    tags = tenant_tags(settings, b"s" * 32)
     accounts = Accounts(ShareRules())
     guest = accounts.join(tags["guest"])
     accounts.charge(guest, 300)
