@@ -1,12 +1,13 @@
 """RDMA and GPU devices. Neither is needed."""
 
-import importlib.util
 import re
 from importlib import metadata
 from pathlib import Path
 
 from kvtide.cli.doctor.findings import Finding, Level
+from kvtide.transfer import Refused
 from kvtide.transfer.topology import discover, home
+from kvtide.transfer.verbs import device_names
 
 _INFINIBAND = Path("/sys/class/infiniband")
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
@@ -30,7 +31,7 @@ def rdma(folder: Path = _INFINIBAND, library: bool | None = None) -> Finding:
     """RDMA devices, and the library to use them (None: look for it)."""
     devices = rdma_devices(folder)
     if library is None:
-        library = importlib.util.find_spec("pyverbs") is not None
+        library = _verbs_load()
     if not devices:
         there = "pyverbs is there" if library else "pyverbs is missing"
         text = f"no device: TCP is used between hosts ({there}, and not needed)"
@@ -38,11 +39,22 @@ def rdma(folder: Path = _INFINIBAND, library: bool | None = None) -> Finding:
     text = ", ".join(devices)
     if not library:
         advice = "apt-get install python3-pyverbs ibverbs-providers, then make rdma"
-        return Finding("RDMA", Level.WARN, f"{text}; pyverbs is missing", advice)
+        return Finding(
+            "RDMA", Level.WARN, f"{text}; pyverbs is missing or does not load", advice
+        )
     if not any("ACTIVE" in device for device in devices):
         advice = "bring a port up (rdma link, ibstat)"
         return Finding("RDMA", Level.WARN, f"{text}; no active port", advice)
     return Finding("RDMA", Level.OK, f"{text}; pyverbs is there")
+
+
+def _verbs_load() -> bool:
+    """Whether pyverbs is there and fits this Python and the system's libraries."""
+    try:
+        device_names()
+    except Refused:
+        return False
+    return True
 
 
 def topology(system: Path = Path("/sys")) -> list[Finding]:
