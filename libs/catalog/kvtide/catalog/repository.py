@@ -64,7 +64,7 @@ from kvtide.catalog.tables import (
     requests,
     tenants,
 )
-from kvtide.catalog.writing import write_group
+from kvtide.catalog.writing import in_groups, write_group
 from kvtide.kv import (
     RequestId,
     TenantId,
@@ -125,7 +125,7 @@ class Catalog:
     async def write(self, changes: Sequence[Change]) -> None:
         """Write all of them in order, in one transaction, or none."""
         async with transaction(self._engine, writes=True) as connection:
-            for kind, group in groupby(changes, key=type):
+            for kind, group in groupby(in_groups(changes), key=type):
                 await write_group(connection, kind, tuple(group))
 
     async def nodes(self) -> tuple[NodeRow, ...]:

@@ -41,6 +41,22 @@ from kvtide.catalog.tables import access, blocks, decisions, removals
 REASON_CHARS = 128
 
 
+_OF_REQUESTS = (DecisionRow, RequestRow, DecisionOutcome)
+
+
+def in_groups(changes: Sequence[Change]) -> list[Change]:
+    """The same changes, those of requests behind all others and by kind.
+
+    They come in turns, and a group of one costs as much as one of hundreds. No other
+    rows depend on theirs; an outcome goes into its decision's row, so it comes last.
+    """
+    last = sorted(
+        (change for change in changes if isinstance(change, _OF_REQUESTS)),
+        key=lambda change: _OF_REQUESTS.index(type(change)),
+    )
+    return [each for each in changes if not isinstance(each, _OF_REQUESTS)] + last
+
+
 async def write_group(
     connection: AsyncConnection, kind: type, group: tuple[Change, ...]
 ) -> None:
@@ -52,12 +68,15 @@ async def write_group(
             made = len(rows) if kind is ApiKeyRow else 0
             await _count_access(connection, made)
         return
+    ended = [change for change in group if isinstance(change, DecisionOutcome)]
     dropped = [change for change in group if isinstance(change, BlockDropped)]
     used = [change for change in group if isinstance(change, BlockUsed)]
     if dropped:
         await _drop(connection, dropped)
     elif used:
         await _use(connection, used)
+    elif ended:
+        await _end(connection, ended)
     else:
         for change in group:
             await _change(connection, change)
@@ -108,26 +127,13 @@ async def _change(connection: AsyncConnection, change: Change) -> None:
                 blocks.c.tier == change.tier.value,
                 blocks.c.epoch < change.epoch,
             )
-        case DecisionOutcome():
-            statement = (
-                update(decisions)
-                .where(
-                    decisions.c.request == change.request,
-                    decisions.c.attempt == change.attempt,
-                )
-                .values(
-                    outcome=change.outcome,
-                    outcome_cached_tokens=change.cached_tokens,
-                    outcome_ttft_ms=change.ttft_ms,
-                    outcome_tbt_ms=change.tbt_ms,
-                )
-            )
         case (
             NodeRow()
             | BlockDropped()
             | BlockUsed()
             | BlockRow()
             | DecisionRow()
+            | DecisionOutcome()
             | RequestRow()
             | TenantRow()
             | DeletionRow()
@@ -186,6 +192,35 @@ async def _drop(connection: AsyncConnection, dropped: Sequence[BlockDropped]) ->
         await connection.execute(insert.on_conflict_do_nothing(), told)
     gone = [_copy_values(change) for change in dropped]
     await connection.execute(delete(blocks).where(_this_copy()), gone)
+
+
+async def _end(connection: AsyncConnection, ended: Sequence[DecisionOutcome]) -> None:
+    """Put what came of decisions into their rows."""
+    statement = (
+        update(decisions)
+        .where(
+            decisions.c.request == bindparam("of_request", type_=String),
+            decisions.c.attempt == bindparam("of_attempt", type_=BigInteger),
+        )
+        .values(
+            outcome=bindparam("to_outcome", type_=String),
+            outcome_cached_tokens=bindparam("to_cached_tokens", type_=BigInteger),
+            outcome_ttft_ms=bindparam("to_ttft_ms", type_=Double),
+            outcome_tbt_ms=bindparam("to_tbt_ms", type_=Double),
+        )
+    )
+    values = [
+        {
+            "of_request": each.request,
+            "of_attempt": each.attempt,
+            "to_outcome": each.outcome,
+            "to_cached_tokens": each.cached_tokens,
+            "to_ttft_ms": each.ttft_ms,
+            "to_tbt_ms": each.tbt_ms,
+        }
+        for each in ended
+    ]
+    await connection.execute(statement, values)
 
 
 async def _use(connection: AsyncConnection, used: Sequence[BlockUsed]) -> None:
