@@ -15,6 +15,7 @@ from tests.integration.nats_server import NatsServer, nats_server
 
 from kvtide.bus import Handler, Incoming, Node, open_node
 from kvtide.bus.messages import (
+    ActualTimes,
     Beat,
     CandidateEstimate,
     Explained,
@@ -23,6 +24,7 @@ from kvtide.bus.messages import (
     Message,
     NodeState,
     NodeView,
+    OtherCandidates,
     StatusQuery,
     StatusReply,
     StoreLoad,
@@ -113,6 +115,20 @@ async def answer(incoming: Incoming) -> Message:
             attempt=1,
             candidates=(candidate,),
             reason="the longest prefix",
+            considered=12,
+            others=OtherCandidates(
+                candidates=11,
+                least_ttft_ms=20.0,
+                median_ttft_ms=30.0,
+                most_ttft_ms=40.0,
+            ),
+            actual=ActualTimes(
+                outcome="finished",
+                cached_tokens=128,
+                output_tokens=5,
+                ttft_ms=2 * candidate.ttft_ms,
+                tbt_ms=None,
+            ),
         )
     return Failure(code="unknown_request", reason="nothing is known of this request")
 
@@ -155,6 +171,8 @@ async def test_explain_shows_candidates_or_says_that_nothing_is_known(
         assert code == 0
         assert "req-1, attempt 1: the longest prefix" in out
         assert "128 tokens" in out
+        assert "and 11 more: TTFT from 20.0 to 40.0 ms, the median 30.0 ms" in out
+        assert ", -50%)" in out
         code, _, err = await kvtide("explain", "req-2", *flags(settings))
         assert code == 75
         assert "nothing is known of request 'req-2'" in err

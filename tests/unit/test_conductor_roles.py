@@ -76,6 +76,29 @@ def test_the_least_loaded_worker_moves_once_the_balance_stayed_off() -> None:
     assert world.ticks(120) == []
 
 
+def test_workers_move_the_other_way_too() -> None:
+    world = World()
+    world.say(
+        worker("w1", [Role.DECODE], used=95),
+        worker("w2", [Role.PREFILL], queue_ms=100),
+        worker("w3", [Role.PREFILL], queue_ms=500),
+    )
+    told = world.ticks(12)
+    assert [(each.worker, each.inbox) for each in told] == [("w2", Role.PREFILL)]
+    assert told[0].message.roles == (Role.DECODE,)
+    # and back, once it is prefill that has too little
+    world.say(
+        worker("w1", [Role.DECODE], used=5),
+        worker("w2", [Role.DECODE], used=3),
+        worker("w3", [Role.PREFILL], queue_ms=20_000),
+    )
+    assert world.ticks(25) == []
+    back = world.ticks(35)
+    assert {(each.worker, each.message.roles) for each in back} == {
+        ("w2", (Role.PREFILL,))
+    }
+
+
 def test_a_move_is_followed_by_a_rest() -> None:
     world = World()
     busy_prefill(world)

@@ -139,6 +139,11 @@ class Node:
         self._vitals.set_models(models)
         self._beater.poke()
 
+    def set_worker_class(self, name: str) -> None:
+        """Say which workers it is as fast as; "" is not known."""
+        self._vitals.set_worker_class(name)
+        self._beater.poke()
+
     def arenas(self, *arenas: RegionHandle) -> None:
         """Say where a store's blocks can be read."""
         self._vitals.set_arenas(arenas)

@@ -36,6 +36,7 @@ class _Said:
     transfer: EndpointAddress | None = None
     arenas: tuple[RegionHandle, ...] = ()
     models: tuple[ModelFacts, ...] = ()
+    worker_class: str = ""
 
 
 class Vitals:
@@ -91,6 +92,12 @@ class Vitals:
             self._said.models = models
             self.changed += 1
 
+    def set_worker_class(self, name: str) -> None:
+        """Those that are equally fast."""
+        with self._lock:
+            self._said.worker_class = name
+            self.changed += 1
+
     def set_arenas(self, arenas: tuple[RegionHandle, ...]) -> None:
         """A store's arenas, as read capabilities."""
         with self._lock:
@@ -140,4 +147,5 @@ class Vitals:
                 http=said.http,
                 protocol=PROTOCOL,
                 started_wall_s=self._started_wall_s,
+                worker_class=said.worker_class,
             )

@@ -5,7 +5,12 @@ from pathlib import Path
 
 import msgspec
 
-from kvtide.bus.messages import CandidateEstimate, Explained, ExplainQuery
+from kvtide.bus.messages import (
+    CandidateEstimate,
+    Explained,
+    ExplainQuery,
+    OtherCandidates,
+)
 from kvtide.catalog import (
     Catalog,
     CatalogError,
@@ -31,7 +36,9 @@ class UnknownRequestError(KvtideError):
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """The newest decision on a request, and what came of it if that is known.
 
-    ``source`` is the conductor that remembers it, or ``catalog``.
+    ``considered`` counts all candidates; ``others`` sums up those that aren't listed,
+    which a catalog doesn't keep. ``source`` is the conductor that remembers it, or
+    ``catalog``.
     """
 
     request: RequestId
@@ -40,6 +47,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     candidates: tuple[CandidateEstimate, ...]
     source: str
     outcome: DecisionOutcome | None = None
+    considered: int = 0
+    others: OtherCandidates | None = None
 
 
 async def find_explanation(settings: RoleSettings, asked: str) -> Explanation:
@@ -88,6 +97,8 @@ async def _remembered(settings: RoleSettings, request: RequestId) -> Explanation
             candidates=answer.candidates,
             source=node,
             outcome=_of_actual(answer),
+            considered=answer.considered,
+            others=answer.others,
         )
         for node, answer in answers.items()
         if isinstance(answer, Explained)
@@ -147,4 +158,5 @@ def _of_row(row: DecisionRow) -> Explanation:
         ),
         source="catalog",
         outcome=row.outcome,
+        considered=row.considered,
     )

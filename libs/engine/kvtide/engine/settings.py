@@ -52,6 +52,13 @@ class WorkerSettings(RoleSettings):
         min_length=1,
         description="cpu, auto, or a device of torch's such as cuda or cuda:1",
     )
+    worker_class: str = Field(
+        default="",
+        max_length=64,
+        description="name of a class of workers that are equally fast, whose costs "
+        "conductors then learn together, and by which profiles know it; empty: it is a "
+        "class of its own, by its node's name",
+    )
     drain_s: float = Field(
         default=20.0,
         ge=0,

@@ -63,6 +63,7 @@ async def serve_worker(
         )
         stack.enter_context(health)
         node.set_http(health.url)
+        node.set_worker_class(settings.worker_class)
         pool = await stack.enter_async_context(PoolClient(node, registry=registry))
         engine = engine_of(settings, loaded)
         engine.start()

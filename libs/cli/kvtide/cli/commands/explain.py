@@ -35,6 +35,9 @@ def show_explanation(
     for line in lines:
         console.print(line, highlight=False, markup=False)
     console.print(_table(explained))
+    rest = _rest(explained)
+    if rest:
+        console.print(rest, highlight=False, markup=False)
 
 
 def _outcome(outcome: DecisionOutcome, predicted: CandidateEstimate | None) -> str:
@@ -46,8 +49,23 @@ def _outcome(outcome: DecisionOutcome, predicted: CandidateEstimate | None) -> s
         if actual_ms is not None:
             text += f", {name} {actual_ms:.1f} ms"
             if guess_ms is not None:
-                text += f" (predicted {guess_ms:.1f})"
+                text += f" (predicted {guess_ms:.1f}"
+                text += f", {guess_ms / actual_ms - 1:+.0%})" if actual_ms else ")"
     return text
+
+
+def _rest(explained: Explanation) -> str:
+    """The candidates that the table doesn't show."""
+    more = explained.considered - len(explained.candidates)
+    others = explained.others
+    if more <= 0:
+        return ""
+    if others is None:
+        return f"and {more} more"
+    return (
+        f"and {more} more: TTFT from {others.least_ttft_ms:.1f} to "
+        f"{others.most_ttft_ms:.1f} ms, the median {others.median_ttft_ms:.1f} ms"
+    )
 
 
 def _table(explained: Explanation) -> Table:
