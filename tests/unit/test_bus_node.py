@@ -160,15 +160,16 @@ async def test_many_changes_make_few_beats() -> None:
         assert last.beat.seq - first.beat.seq <= 1.1 / TIMES.beat_gap_s
 
 
-async def test_steps_travel_with_beats() -> None:
+async def test_steps_and_the_class_travel_with_beats() -> None:
     async with cluster_of() as cluster:
         left, right = await cluster.node("left"), await cluster.node("right")
         right.count_step()
         right.count_step(4)
+        right.set_worker_class("quick")
         await cluster.run(1.0)
         member = left.roster.get(NodeId("right"))
         assert member is not None
-        assert member.beat.steps == 5
+        assert (member.beat.steps, member.beat.worker_class) == (5, "quick")
 
 
 async def test_a_silent_node_goes_and_comes_back() -> None:
