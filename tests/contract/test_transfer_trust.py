@@ -196,6 +196,25 @@ async def test_own_close_ends_use(pair: Pair) -> None:
         await pair.reader.connect(pair.owner.address)
 
 
+async def test_a_peer_that_was_closed_is_left_and_comes_anew(pair: Pair) -> None:
+    gone: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+    pair.owner.on_peer_gone(lambda node, epoch: gone.put_nowait((node, epoch)))
+    peer = await pair.peer()
+    into = memoryview(bytearray(10))
+    slices = [ReadSlice(pair.region.handle(), 0, into)]
+    await peer.read(slices, timeout_s=10)
+    await asyncio.to_thread(peer.close)
+    assert peer.gone
+    async with asyncio.timeout(10):
+        assert await gone.get() == ("reader", 1)
+    with pytest.raises(Unreachable):
+        await peer.read(slices, timeout_s=10)
+    again = await pair.peer()
+    assert again is not peer
+    await again.read(slices, timeout_s=10)
+    assert bytes(into) == pattern(10)
+
+
 async def test_deregister(pair: Pair) -> None:
     peer = await pair.peer()
     handle = pair.region.handle()

@@ -167,6 +167,18 @@ async def test_registered_memory_on_the_same_host_is_said(
     assert "not allocated in shared memory" in line
 
 
+async def test_few_transfers_may_be_under_way(
+    owner: Endpoint, reader: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = owner.register(bytearray(SIZE), name="mine")
+    peer = await reader.connect(owner.address)
+    monkeypatch.setattr("kvtide.transfer.peer.MOST_UNDER_WAY", 0)
+    with pytest.raises(Refused, match="under way"):
+        await read(peer, region)
+    monkeypatch.undo()
+    assert await read(peer, region) == "tcp"
+
+
 def test_few_questions_may_wait() -> None:
     asking = Asking("peer", most_waiting=3)
     go_on, busy = threading.Event(), threading.Semaphore(0)

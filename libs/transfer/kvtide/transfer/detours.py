@@ -25,7 +25,7 @@ class Detours:
         self._clock = clock
         self._lock = threading.Lock()
         self._until_s: dict[tuple[int, bool], float] = {}
-        self._said = False
+        self._said: set[bool] = set()
 
     def __len__(self) -> int:
         """Regions, at most."""
@@ -48,10 +48,13 @@ class Detours:
             self._until_s[region, writes] = self._clock.monotonic() + REMEMBER_S
 
     def say(self, reason: str, *, surprising: bool = False) -> None:
-        """Log, once, that memory of the peer goes by the network."""
-        if self._said:
+        """Log, once, that memory of the peer goes by the network.
+
+        Once more if it is ``surprising`` for the first time.
+        """
+        if surprising in self._said:
             return
-        self._said = True
+        self._said.add(surprising)
         log.log(
             logging.WARNING if surprising else logging.INFO,
             "memory of %s goes by the network, not by %s: %s (said once per peer)",

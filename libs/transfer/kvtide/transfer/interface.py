@@ -220,6 +220,15 @@ class TransferPeer(ABC):
     async def map_async(self, handle: RegionHandle) -> memoryview:
         """``map`` without blocking the loop."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """Disconnect: what is under way ends as Unreachable, as does all after.
+
+        ``connect`` then makes a new peer. Waits for threads of its own to end, which
+        takes moments: from asyncio use ``asyncio.to_thread``. The endpoint does it for
+        all that are left at its end.
+        """
+
 
 class TransferEndpoint(ABC):
     """One process's end of all transfers: its regions, its port, its peers."""

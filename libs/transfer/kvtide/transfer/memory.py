@@ -23,7 +23,7 @@ from kvtide.transfer.interface import (
     PeerGone,
     TransferEndpoint,
 )
-from kvtide.transfer.memory_peer import PATH, FaultPlan, MemoryPeer, no_fault
+from kvtide.transfer.memory_peer import PATH, FaultPlan, MemoryPeer, Party, no_fault
 from kvtide.transfer.quiet import QuietObserver
 from kvtide.transfer.regions import Region, RegionTable
 
@@ -160,7 +160,7 @@ class MemoryEndpoint(TransferEndpoint):
         if self.closed:
             raise Unreachable("the endpoint is closed", node=address.node)
         cached = self._peers.get((address.node, address.epoch))
-        if cached is not None:
+        if cached is not None and not cached.gone:
             return cached
         if address.protocol != PROTOCOL:
             raise Refused(f"the peer speaks protocol {address.protocol}")
@@ -202,6 +202,12 @@ class MemoryEndpoint(TransferEndpoint):
             if other.node == guest.node and other.epoch < guest.epoch:
                 self._gone(other)
         self._guests.add(guest)
+
+    def guest_left(self, guest: Party) -> None:
+        """See ``memory_peer.Party``."""
+        for each in list(self._guests):
+            if each is guest:
+                self._gone(each)
 
     def peer_left(self, other: "MemoryEndpoint") -> None:
         """Another endpoint is closed."""

@@ -75,6 +75,10 @@ class Party(Protocol):
         """A message has come with a transfer."""
         ...
 
+    def guest_left(self, guest: "Party") -> None:
+        """Another endpoint has disconnected from this one."""
+        ...
+
     @property
     def faults(self) -> FaultPlan:
         """What goes wrong now."""
@@ -122,6 +126,12 @@ class MemoryPeer(TransferPeer):
     async def map_async(self, handle: RegionHandle) -> memoryview:
         """See ``TransferPeer.map_async``."""
         return self.map(handle)
+
+    def close(self) -> None:
+        """See ``TransferPeer.close``."""
+        if self._end is None:
+            self.end(Unreachable("the peer was closed", node=self.node, path=PATH))
+            self.owner.guest_left(self._ours)
 
     def end(self, error: TransferError) -> None:
         """The peer is gone, or our endpoint closes."""

@@ -194,8 +194,8 @@ class SocketPeer(TransferPeer):
         return await asked
 
     def close(self) -> None:
-        """End all transfers, lanes and connections; by the endpoint."""
-        self._finish(Unreachable("the endpoint is closed", node=self.node))
+        """See ``TransferPeer.close``."""
+        self._finish(Unreachable("the peer was closed", node=self.node))
         self._control.close()
         self._asking.shutdown()
         if self._dispatcher is not None:
