@@ -91,6 +91,43 @@ def status(
 
 
 @app.command()
+def top(
+    every_s: Annotated[
+        float, typer.Option("--every", min=0.2, help="Seconds between two looks.")
+    ] = 1.0,
+    rounds: Annotated[
+        int, typer.Option(min=0, help="Looks before it ends; 0: until Ctrl-C.")
+    ] = 0,
+    config: Config = None,
+    nats: Nats = None,
+    cluster: Cluster = None,
+    state_dir: StateDir = None,
+) -> None:
+    """Watch nodes, load, cache and the newest requests, in this terminal."""
+    from kvtide.cli.commands.top import top as show_top  # noqa: PLC0415
+    from kvtide.cli.resolve import resolve_look  # noqa: PLC0415
+
+    flags = {"nats": nats, "cluster": cluster, "state_dir": state_dir}
+    leave(
+        lambda console: show_top(
+            resolve_look(config, flags), every_s=every_s, rounds=rounds, console=console
+        )
+    )
+
+
+@app.command()
+def demo(
+    keep: Annotated[
+        bool, typer.Option(help="Leave the system running at the end, until Ctrl-C.")
+    ] = False,
+) -> None:
+    """Show in a minute, on a fresh start, what the cache is worth; checks its claims."""
+    from kvtide.cli.demo import demo as play  # noqa: PLC0415
+
+    leave(lambda console: play(keep=keep, console=console))
+
+
+@app.command()
 def profile(
     out: Annotated[
         str | None,

@@ -39,7 +39,7 @@ def show_status(settings: RoleSettings, *, as_json: bool, console: Console) -> N
 
 def print_status(reply: StatusReply, console: Console) -> None:
     """For people."""
-    console.print(_table(reply))
+    console.print(status_table(reply))
     console.print(summary(reply), highlight=False)
 
 
@@ -79,7 +79,8 @@ def summary(reply: StatusReply) -> str:
     )
 
 
-def _table(reply: StatusReply) -> Table:
+def status_table(reply: StatusReply) -> Table:
+    """A row a node."""
     table = Table(box=None)
     for title in ("node", "roles", "state", "heard", "load", "host", "http"):
         table.add_column(title, overflow="fold")
