@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -101,6 +102,41 @@ async def test_the_writer_outlives_a_lock_and_repairs(
     assert repairs == [1]
     assert await catalog.tenants() == tuple(tenant(n) for n in range(150, 200))
     await writer.close()
+
+
+@pytest.mark.parametrize("all_files", [True, False])
+async def test_a_file_that_is_removed_is_made_anew_and_filled(
+    catalog: Catalog, tmp_path: Path, *, all_files: bool
+) -> None:
+    """Its connections could write to it for ever, and nobody would see a row."""
+    known = [tenant(0)]
+    writer = Writer(
+        catalog, clock=SystemClock(), limits=QUICK, on_repair=lambda: iter(known)
+    )
+    writer.start()
+    writer.put(tenant(0))
+    assert await writer.flushed(timeout_s=60)
+    for suffix in ("", "-wal", "-shm") if all_files else ("",):
+        (tmp_path / f"catalog.sqlite3{suffix}").unlink()
+    writer.put(tenant(1))
+    assert await writer.flushed(timeout_s=60)
+    await writer.close()
+    async with Catalog.open(f"sqlite:///{tmp_path}/catalog.sqlite3") as anew:
+        assert await anew.tenants() == (tenant(0), tenant(1))
+
+
+async def test_a_folder_that_is_removed_is_made_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    async with Catalog.open(f"sqlite:///{folder}/catalog.sqlite3") as catalog:
+        writer = Writer(catalog, clock=SystemClock(), limits=QUICK)
+        writer.start()
+        writer.put(tenant(0))
+        assert await writer.flushed(timeout_s=60)
+        shutil.rmtree(folder)
+        writer.put(tenant(1))
+        assert await writer.flushed(timeout_s=60)
+        await writer.close()
+        assert await catalog.tenants() == (tenant(1),)
 
 
 async def test_a_full_disk_is_unavailable_and_nothing_of_the_batch_stays(

@@ -8,6 +8,7 @@ from kvtide.catalog.access_queries import AuditQuery
 from kvtide.catalog.database import catalog_url, is_missing
 from kvtide.catalog.errors import (
     CatalogError,
+    CatalogLostError,
     CatalogRejectedError,
     CatalogRevisionError,
     CatalogUnavailableError,
@@ -82,6 +83,7 @@ __all__ = [
     "CandidateRow",
     "Catalog",
     "CatalogError",
+    "CatalogLostError",
     "CatalogRejectedError",
     "CatalogRevisionError",
     "CatalogUnavailableError",

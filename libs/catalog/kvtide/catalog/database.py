@@ -12,14 +12,20 @@ from sqlalchemy.exc import (
     DataError,
     DBAPIError,
     IntegrityError,
+    InvalidatePoolError,
     NoSuchModuleError,
     NotSupportedError,
     ProgrammingError,
     SQLAlchemyError,
 )
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
 
-from kvtide.catalog.errors import CatalogRejectedError, CatalogUnavailableError
+from kvtide.catalog.errors import (
+    CatalogLostError,
+    CatalogRejectedError,
+    CatalogUnavailableError,
+)
 from kvtide.runtime import ConfigError
 
 _DRIVERS = {
@@ -30,6 +36,8 @@ _DRIVERS = {
     "postgresql+asyncpg": "postgresql+asyncpg",
 }
 _BEGIN = "kvtide_begin"
+_FILE = "kvtide_file"
+_LOST = ("no such table", "unable to open database file", "UndefinedTableError")
 BUSY_TIMEOUT_S = 2.0
 CONNECT_TIMEOUT_S = 5.0
 STATEMENT_TIMEOUT_S = 10.0
@@ -117,7 +125,10 @@ def _open_sqlite(url: URL) -> AsyncEngine:
         url, pool_timeout=CONNECT_TIMEOUT_S, connect_args={"timeout": BUSY_TIMEOUT_S}
     )
 
-    def connected(connection: _SqliteConnection, _record: object) -> None:
+    path = url.database or ""
+
+    def connected(connection: _SqliteConnection, record: ConnectionPoolEntry) -> None:
+        record.info[_FILE] = _file_at(path)
         # the driver's own implicit transactions would leave DDL and SELECT outside
         connection.isolation_level = None
         cursor = connection.cursor()
@@ -132,9 +143,26 @@ def _open_sqlite(url: URL) -> AsyncEngine:
         if mode := options.get(_BEGIN, "DEFERRED"):
             connection.exec_driver_sql(f"BEGIN {mode}")
 
+    def checked_out(
+        _connection: _SqliteConnection, record: ConnectionPoolEntry, _proxy: object
+    ) -> None:
+        # a file that was removed can still be written to, and nobody would ever see it
+        if record.info.get(_FILE) != _file_at(path):
+            raise InvalidatePoolError
+
     event.listen(engine.sync_engine, "connect", connected)
+    event.listen(engine.sync_engine, "checkout", checked_out)
     event.listen(engine.sync_engine, "begin", begin)
     return engine
+
+
+def _file_at(path: str) -> tuple[int, int] | None:
+    """Which file has this name at present."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 @asynccontextmanager
@@ -145,6 +173,7 @@ async def transaction(
 
     Raises:
         CatalogUnavailableError: down, locked, full or slow.
+        CatalogLostError: the tables are gone.
         CatalogRejectedError: the statement or its values can never work.
     """
     try:
@@ -177,6 +206,8 @@ def _translated(
 ) -> CatalogUnavailableError | CatalogRejectedError:
     cause = error.orig if isinstance(error, DBAPIError) else error
     text = f"{type(cause).__name__}: {cause}".splitlines()[0][:300]
+    if any(sign in text for sign in _LOST):
+        return CatalogLostError(f"the catalog's tables are gone: {text}")
     refused = (IntegrityError, DataError, ProgrammingError, NotSupportedError)
     if isinstance(error, refused):
         return CatalogRejectedError(f"the catalog refuses a row: {text}")

@@ -3,6 +3,7 @@
 KvtideError
 └── CatalogError
     ├── CatalogUnavailableError   down, locked, full or too slow: try again later
+    │   └── CatalogLostError      its tables are gone: make them anew, and fill them
     ├── CatalogRejectedError      the database refuses this very row: trying again is pointless
     ├── CatalogRevisionError      the schema is newer than, or foreign to, this program
     │                             (a ConfigError too: starting again will not help)
@@ -19,6 +20,10 @@ class CatalogError(KvtideError):
 
 class CatalogUnavailableError(CatalogError):
     """The database is down, locked, full or too slow. Nothing of the batch is in it."""
+
+
+class CatalogLostError(CatalogUnavailableError):
+    """There are no tables where there were some: what was written is lost."""
 
 
 class CatalogRejectedError(CatalogError):

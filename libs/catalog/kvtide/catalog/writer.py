@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from kvtide.catalog.errors import (
     CatalogError,
+    CatalogLostError,
     CatalogRejectedError,
     CatalogRevisionError,
     CatalogUnavailableError,
@@ -176,6 +177,10 @@ class Writer:
                 self._give_up(error)
                 return
             except (CatalogUnavailableError, TimeoutError) as error:
+                if isinstance(error, CatalogLostError):
+                    # whoever removed it wants an empty one, and it can be filled again
+                    self._migrated, self.repair_needed = False, True
+                    self._repair = None
                 self._now_unavailable(error)
                 await self._clock.sleep(pause_s)
                 pause_s = min(pause_s * 2, self._limits.longest_pause_s)
