@@ -122,3 +122,4 @@ class _Load:
     nbytes = 100
     urgency = 0
     location = ""
+    least_tier = 0
