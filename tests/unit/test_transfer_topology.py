@@ -7,6 +7,7 @@ import pytest
 
 from kvtide.runtime import ConfigError, SystemClock
 from kvtide.transfer import Endpoint, EndpointAddress
+from kvtide.transfer.control import Control
 from kvtide.transfer.dial import Dialer
 from kvtide.transfer.nics import card_towards, hosts_here
 from kvtide.transfer.topology import Near, Topology, discover, from_json, home
@@ -123,13 +124,17 @@ def test_each_rail_weighs_by_its_own_card() -> None:
     )
     cards = {"10.0.0.1": "eth0", "10.0.0.2": "eth1"}
 
-    def never(*_: object) -> bytes:
-        raise AssertionError
+    control = Control(
+        Dialer(address, (), "reader", 1, bytes(32), clock),
+        region_gone=lambda _: None,
+        ways=lambda _: None,
+        peer_gone=lambda _: None,
+    )
 
     def penalties(hosts: tuple[str, ...], topology: Topology) -> dict[str, object]:
         dialer = Dialer(address, hosts, "reader", 1, bytes(32), clock)
         here = Surroundings(topology, 1, clock, cards.__getitem__)
-        rails = Ways(dialer, here, never, ()).rails(0)
+        rails = Ways(dialer, here, control, ()).rails(0)
         return {rail.name: dict(rail.penalties) for rail, _ in rails}
 
     assert penalties(tuple(cards), topology) == {
