@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import takewhile
+from itertools import chain, takewhile
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -284,38 +284,41 @@ class StoreService:
 
     # ---- the machine
 
-    def _run(self, event: Event) -> None:
+    def _run(self, *events: Event) -> None:
         """Let the machine decide, and do what it says."""
         machine = self.machine
         if machine is None:
             return
-        for command in machine.handle(event, self._node.clock.monotonic()):
+        checks: list[Verify] = []
+        now_s = self._node.clock.monotonic()
+        for command in chain.from_iterable(machine.handle(e, now_s) for e in events):
             match command:
                 case Reply(token, message):
                     self._askers.answer(token, message)
                 case Gossip(message):
                     self._tell(message)
                 case Verify():
-                    self._verify(machine, command)
+                    checks.append(command)
                 case WriteRows():
                     self._rows.write(machine.store, command)
                 case FetchHeader() | FetchBody():
                     self._tasks.spawn(self._fetch(machine, command), name="replica")
                 case _:
                     self._ssd.submit(command)
+        self._verify(machine, checks)
         load = machine.load()
         self._node.report(load)
         self._metrics.update(load, len(machine.inventory.index), machine.tally)
         self._ssd.note(load)
         self._arm(machine)
 
-    def _verify(self, machine: StoreMachine, wanted: Verify) -> None:
-        if self._verifier is None:
+    def _verify(self, machine: StoreMachine, wanted: Sequence[Verify]) -> None:
+        if self._verifier is None or not wanted:
             return
         # a verdict on an earlier life's slot means nothing
         self._verifier.submit(
             wanted,
-            lambda verdict: self._run(verdict) if self.machine is machine else None,
+            lambda verdicts: self._run(*verdicts) if self.machine is machine else None,
         )
 
     async def _fetch(self, machine: StoreMachine, command: ArrivalCommand) -> None:
