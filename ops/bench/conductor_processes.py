@@ -7,11 +7,11 @@ Two conductors run in processes of their own. This process pretends to be a stor
 ``--blocks`` blocks, prefill and decode workers, and a gateway. It
 
 1. waits until both conductors know all blocks,
-2. asks one of them for ``--rate`` placements a second at set times, whatever the answers
-   take (open loop; a time is that from when a question was due to its answer), tells how
-   each request ended, and counts what was not answered,
-3. kills that one with SIGKILL under half of that load: a question without an answer
-   goes to the other one after 250 ms, as a gateway's does; none may be lost,
+2. asks for ``--rate`` placements a second at set times, of each conductor half of them,
+   whatever the answers take (open loop; a time is that from when a question was due to
+   its answer), tells how each request ended, and counts what was not answered,
+3. kills one with SIGKILL under a fifth of that load: a question without an answer goes
+   to the other one after 250 ms, as a gateway's does; none may be lost,
 4. starts it again and takes the time from the start of its process, and from its first
    beat, until it says that it knows all blocks exactly.
 
@@ -29,10 +29,11 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import structlog
 
@@ -70,6 +71,7 @@ CLOCK = SystemClock()
 CHAIN = 24
 LIMIT_S = 120.0
 PATIENCE_S = 0.25
+CALM_S = 5.0
 FACTS = ModelFacts(
     name="bench",
     digest="d" * 64,
@@ -83,6 +85,7 @@ FACTS = ModelFacts(
     numerics="bench",
 )
 NAMES = ("conductor-0", "conductor-1")
+Figures: TypeAlias = dict[str, dict[str, float]]
 
 
 @dataclass
@@ -194,8 +197,8 @@ class Load:
         self._site = site
         self._number = 0
 
-    async def run(self, rate: float, seconds: float, order: Sequence[str]) -> Asked:
-        """``rate`` a second, each of the first of ``order``, then of the next."""
+    async def run(self, rate: float, seconds: float, patience_s: float) -> Asked:
+        """``rate`` a second; who does not answer for so long is followed by the other."""
         asked = Asked()
         began_s = CLOCK.monotonic()
         async with asyncio.TaskGroup() as group:
@@ -203,18 +206,17 @@ class Load:
                 due_s = began_s + count / rate
                 await CLOCK.sleep(max(0.0, due_s - CLOCK.monotonic()))
                 self._number += 1
-                group.create_task(self._one(self._number, due_s, order, asked))
+                group.create_task(self._one(self._number, due_s, patience_s, asked))
         return asked
 
     async def _one(
-        self, number: int, due_s: float, order: Sequence[str], asked: Asked
+        self, number: int, due_s: float, patience_s: float, asked: Asked
     ) -> None:
         site, node = self._site, self._site.gateway
         question = site.admit(number)
         for rank in range(20):
-            name = NodeId(order[rank % len(order)])
+            name = NodeId(NAMES[(number + rank) % len(NAMES)])
             inbox = node.subjects.inbox(Role.CONDUCTOR, name, Hop.ADMIT)
-            patience_s = PATIENCE_S if len(order) > 1 else 5.0
             try:
                 answer = await node.bus.request(inbox, question, timeout_s=patience_s)
             except BusError:
@@ -331,9 +333,9 @@ async def site(folder: Path, blocks: int, workers: int) -> AsyncGenerator[Site]:
                 await found.kill(name)
 
 
-async def measure(options: argparse.Namespace) -> dict[str, object]:
+async def measure(options: argparse.Namespace) -> Figures:
     """All four steps."""
-    figures: dict[str, object] = {}
+    figures: Figures = {}
     with tempfile.TemporaryDirectory(prefix="kvtide-bench-") as name:
         async with site(Path(name), options.blocks, options.workers) as found:
             for each in NAMES:
@@ -341,11 +343,11 @@ async def measure(options: argparse.Namespace) -> dict[str, object]:
             for each in NAMES:
                 await found.exact(each)
             load = Load(found)
-            await load.run(options.rate / 5, 2.0, NAMES[:1])
-            steady = await load.run(options.rate, options.seconds, NAMES[:1])
+            await load.run(options.rate / 5, 2.0, CALM_S)
+            steady = await load.run(options.rate, options.seconds, CALM_S)
             figures["admissions"] = steady.figures(options.seconds)
             async with asyncio.TaskGroup() as group:
-                loaded = group.create_task(load.run(options.rate / 2, 6.0, NAMES))
+                loaded = group.create_task(load.run(options.rate / 5, 6.0, PATIENCE_S))
                 await CLOCK.sleep(2.0)
                 await found.kill(NAMES[0])
             figures["killed"] = loaded.result().figures(6.0)
@@ -371,6 +373,13 @@ async def restart(found: Site) -> dict[str, float]:
     }
 
 
+async def until_told(work: Coroutine[object, object, Figures]) -> Figures:
+    """Do it; SIGTERM ends it with everything that it started."""
+    doing = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, doing.cancel)
+    return await doing
+
+
 def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -382,7 +391,7 @@ def main() -> None:
     options = parser.parse_args()
     level = structlog.make_filtering_bound_logger(logging.WARNING)
     structlog.configure(wrapper_class=level)
-    figures = asyncio.run(measure(options))
+    figures = asyncio.run(until_told(measure(options)))
     for name, values in figures.items():
         print(name, json.dumps(values))
     if options.out is None:

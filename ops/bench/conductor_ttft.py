@@ -261,6 +261,13 @@ async def measure(options: argparse.Namespace) -> None:
     (options.out / "conductor_ttft.json").write_text(text)
 
 
+async def until_told(options: argparse.Namespace) -> None:
+    """Measure; SIGTERM ends it with everything that it started."""
+    doing = asyncio.ensure_future(measure(options))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, doing.cancel)
+    await doing
+
+
 def main() -> None:
     """Read the options and measure."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -274,7 +281,7 @@ def main() -> None:
     parser.add_argument("--decode", type=int, default=1)
     parser.add_argument("--conductors", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
-    asyncio.run(measure(parser.parse_args()))
+    asyncio.run(until_told(parser.parse_args()))
 
 
 if __name__ == "__main__":
