@@ -14,8 +14,8 @@ class PrometheusObserver:
     """An ``Observer`` that counts by path, purpose and operation.
 
     ``kvtide_transfer_bytes_total`` has the side too: "client" for what we asked for,
-    "server" for what peers did with our memory. Shared memory has no server side: the
-    owner's processor takes no part.
+    "server" for what peers did with our memory. Shared memory, files and reads by RDMA
+    have no server side: the owner's processor takes no part.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
