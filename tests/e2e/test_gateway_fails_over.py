@@ -15,8 +15,8 @@ from tests.e2e.system import System, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-TURNS = {"decode": 3, "prefill": 1}
-TOKENS = 96
+LONG = [pytest.mark.full, pytest.mark.timeout(900)]
+TOKENS = 64
 KILL_AFTER = 12
 BACK_LIMIT_S = 60.0
 
@@ -52,12 +52,20 @@ class Streamed:
         return max(after - before for before, after in itertools.pairwise(times_s))
 
 
-@pytest.mark.parametrize("role", TURNS)
+@pytest.mark.parametrize(
+    ("role", "turns"),
+    [
+        ("decode", 1),
+        ("prefill", 1),
+        pytest.param("decode", 10, marks=LONG),
+        pytest.param("prefill", 10, marks=LONG),
+    ],
+)
 def test_a_stream_outlives_the_only_worker(
-    system: System, role: str, capsys: pytest.CaptureFixture[str]
+    system: System, role: str, turns: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     silences_s: list[float] = []
-    for turn in range(TURNS[role]):
+    for turn in range(turns):
         prompt = text_tokens(system.tokenize, 60, 300 + 40 * turn)
         stream = Streamed()
         reader = threading.Thread(target=stream.read, args=(system, prompt))

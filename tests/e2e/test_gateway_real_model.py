@@ -7,6 +7,9 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from openai import Stream
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response
 from tests.e2e.system import System
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -70,14 +73,17 @@ def test_a_named_tool_is_called_with_what_its_schema_says(
         "seed": 7,
         "max_tokens": 80,
     }
-    [choice] = client.chat.completions.create(**asked).choices
+    create: Any = client.chat.completions.create
+    answer: ChatCompletion = create(**asked)
+    [choice] = answer.choices
     assert choice.finish_reason == "tool_calls"
     [call] = choice.message.tool_calls or []
     assert call.type == "function"
     assert call.function.name == "forecast"
     check(json.loads(call.function.arguments))
     joined = ""
-    for chunk in client.chat.completions.create(**asked, stream=True):
+    chunks: Stream[ChatCompletionChunk] = create(**asked, stream=True)
+    for chunk in chunks:
         for piece in chunk.choices[0].delta.tool_calls or ():
             assert piece.function is not None
             joined += piece.function.arguments or ""
@@ -127,7 +133,8 @@ def test_a_schema_holds_a_response(system: System, client: openai.OpenAI) -> Non
         "max_output_tokens": 60,
         "text": {"format": form},
     }
-    response = client.responses.create(**asked)
+    create: Any = client.responses.create
+    response: Response = create(**asked)
     assert response.status == "completed"
     check(json.loads(response.output_text))
     with client.responses.stream(**asked) as stream:

@@ -193,6 +193,7 @@ class Cluster:
         return WorkAccepted(request=work.request, attempt=work.attempt, start_ms=0)
 
     async def prefill(self, work: PrefillWork) -> None:
+        await self.clock.sleep(self.script.prefill_s)
         done = PrefillDone(
             request=work.request,
             attempt=work.attempt,

@@ -33,6 +33,7 @@ class Script:
 
     answer: str = "Hello, wörld 🌊!"
     step_s: float = 0.0
+    prefill_s: float = 0.0
     reject: RejectCode | None = None
     conductor_silent: bool = False
     silent_node: str = ""

@@ -135,7 +135,7 @@ async def of_text(http: httpx.AsyncClient, stops: list[str]) -> tuple[Told, Told
 
 
 async def of_messages(http: httpx.AsyncClient, stops: list[str]) -> tuple[Told, Told]:
-    body = {
+    body: dict[str, Any] = {
         "model": MODEL,
         "max_tokens": 999,
         "messages": [{"role": "user", "content": "x"}],

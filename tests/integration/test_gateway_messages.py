@@ -61,7 +61,8 @@ async def both(
         "messages": MESSAGES,
         **asked,
     }
-    whole = await client.messages.create(**given)
+    create: Any = client.messages.create
+    whole: Message = await create(**given)
     async with client.messages.stream(**given) as stream:
         streamed = await stream.get_final_message()
     return whole, streamed
@@ -178,7 +179,7 @@ async def test_the_assistants_last_turn_is_continued(
 async def test_a_schema_holds_the_answer(
     running: Running, client: anthropic.AsyncAnthropic
 ) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "null"}}}
+    schema: Any = {"type": "object", "properties": {"a": {"type": "null"}}}
     await client.messages.create(
         model=MODEL,
         max_tokens=9,
@@ -195,7 +196,8 @@ async def test_tokens_are_counted_as_they_are_served(
 ) -> None:
     asked: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "system": "x"}
     counted = await client.messages.count_tokens(**asked, tools=TOOLS)
-    message = await client.messages.create(**asked, tools=TOOLS, max_tokens=9)
+    create: Any = client.messages.create
+    message: Message = await create(**asked, tools=TOOLS, max_tokens=9)
     assert counted.input_tokens == message.usage.input_tokens
     fewer = await client.messages.count_tokens(**asked)
     assert fewer.input_tokens < counted.input_tokens

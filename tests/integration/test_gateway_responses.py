@@ -1,6 +1,6 @@
 """OpenAI's Responses API through its official client, streamed and not."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterable
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,9 @@ def client_of(running: Running) -> openai.AsyncOpenAI:
 async def both(client: openai.AsyncOpenAI, **asked: Any) -> list[Response]:
     """The response in one piece, and the last one of a stream."""
     given: dict[str, Any] = {"model": MODEL, "input": "hi", **asked}
-    whole = await client.responses.create(**given)
-    stream = await client.responses.create(**given, stream=True)
+    create: Any = client.responses.create
+    whole: Response = await create(**given)
+    stream: AsyncIterable[Any] = await create(**given, stream=True)
     events: list[Any] = [event async for event in stream]
     numbers = [event.sequence_number for event in events]
     assert numbers == list(range(len(events)))
@@ -70,7 +71,7 @@ async def both(client: openai.AsyncOpenAI, **asked: Any) -> list[Response]:
 
 def _grown(events: list[Any], final: Response) -> None:
     """What the deltas make is what the last event has."""
-    texts = dict.fromkeys(range(len(final.output)), "")
+    texts: dict[int, str] = dict.fromkeys(range(len(final.output)), "")
     done: dict[int, Any] = {}
     for event in events:
         match event.type:
@@ -85,13 +86,13 @@ def _grown(events: list[Any], final: Response) -> None:
             case _:
                 pass
     assert [done[i] for i in range(len(final.output))] == final.output
-    for text, item in zip(texts.values(), final.output, strict=True):
+    items: list[Any] = list(final.output)
+    for text, item in zip(texts.values(), items, strict=True):
         if item.type == "function_call":
             assert text == item.arguments
         else:
             assert item.type in ("message", "reasoning")
-            parts: Any = item.content
-            assert text == parts[0].text
+            assert text == item.content[0].text
 
 
 async def test_a_response_is_the_same_streamed_or_not(

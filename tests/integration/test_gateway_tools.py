@@ -7,7 +7,13 @@ from typing import Any, cast
 
 import openai
 import pytest
-from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolUnionParam
+from openai import AsyncStream
+from openai.types.chat import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionMessageParam,
+    ChatCompletionToolUnionParam,
+)
 from tests.integration.gateway_cluster import (
     MODEL,
     TOKENIZER,
@@ -64,9 +70,8 @@ def client_of(running: Running) -> openai.AsyncOpenAI:
 
 async def whole(client: openai.AsyncOpenAI, **asked: Any) -> dict[str, Any]:
     """What the message says, and why it ended."""
-    answer = await client.chat.completions.create(
-        model=MODEL, messages=MESSAGES, **asked
-    )
+    create: Any = client.chat.completions.create
+    answer: ChatCompletion = await create(model=MODEL, messages=MESSAGES, **asked)
     [choice] = answer.choices
     message = choice.message
     calls = [
@@ -88,7 +93,8 @@ async def streamed(client: openai.AsyncOpenAI, **asked: Any) -> dict[str, Any]:
     """The same, put together from a stream."""
     content, reasoning, end = "", "", ""
     calls: list[tuple[str, str]] = []
-    stream = await client.chat.completions.create(
+    create: Any = client.chat.completions.create
+    stream: AsyncStream[ChatCompletionChunk] = await create(
         model=MODEL, messages=MESSAGES, stream=True, **asked
     )
     async for chunk in stream:
@@ -177,11 +183,14 @@ async def test_every_choice_is_a_grammar_and_the_prompt_shows_the_tools(
 async def test_a_schema_that_nothing_can_hold_is_loose_unless_strict(
     running: Running, client: openai.AsyncOpenAI
 ) -> None:
-    odd = {"type": "object", "properties": {"a": {"not": {}}}}
-    function = {"name": "odd", "parameters": odd}
+    odd: dict[str, Any] = {"type": "object", "properties": {"a": {"not": {}}}}
+    function: dict[str, Any] = {"name": "odd", "parameters": odd}
     await whole(client, tools=[{"type": "function", "function": function}])
     assert running.cluster.decodes[-1].sampling.grammar is not None
-    strict = {"type": "function", "function": {**function, "strict": True}}
+    strict: dict[str, Any] = {
+        "type": "function",
+        "function": {**function, "strict": True},
+    }
     with pytest.raises(openai.BadRequestError, match=r"tools\[0\]"):
         await whole(client, tools=[strict])
 

@@ -92,7 +92,7 @@ async def test_headers_say_how_it_was_made(
 async def test_a_stream_says_how_far_its_prompt_is_when_asked(
     running: Running, http: httpx.AsyncClient
 ) -> None:
-    running.script.hold_at = 0
+    running.script.hold_at, running.script.prefill_s = 0, 0.3
     body = {**CHAT, "stream": True}
     told: list[str] = []
     asked = {"x-kvtide-progress": "1"}

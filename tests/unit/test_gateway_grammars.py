@@ -1,5 +1,6 @@
 """Grammars of calls: what they let through, with tags that are tokens and that aren't."""
 
+# pyright: reportUnknownMemberType=false
 import json
 from typing import Any
 
