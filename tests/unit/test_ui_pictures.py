@@ -143,7 +143,6 @@ def test_only_the_newest_requests_are_kept_and_they_can_be_searched() -> None:
     assert [view.request for view in journal.recent(text="r3")] == ["r3"]
     assert journal.recent(state="failed") == []
     assert journal.detail("r0") is None
-    assert journal.changed == {"r2", "r3", "r4"}
 
 
 def keys(*numbers: int) -> tuple[BlockKey, ...]:

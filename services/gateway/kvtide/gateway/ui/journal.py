@@ -82,8 +82,6 @@ class Journal:
         """Nothing is known."""
         self._kept = kept
         self._entries: OrderedDict[RequestId, _Entry] = OrderedDict()
-        self.changed: set[RequestId] = set()
-        """Requests that changed since whoever reads them cleared it."""
 
     def arrived(
         self, spec: RequestSpec, block_tokens: int, now_s: float, wall_s: float
@@ -132,7 +130,6 @@ class Journal:
                 entry.mark(Mark(kind=MarkKind.FAILED, at_ms=at_ms, text=reason))
             case _:
                 return
-        self.changed.add(request)
 
     def placed(self, made: PlacementMade, now_s: float, wall_s: float) -> None:
         """A conductor placed a request, of this gateway or of another."""
@@ -151,7 +148,6 @@ class Journal:
         view.attempt = max(view.attempt, made.attempt)
         view.prefill, view.decode = made.prefill or "", made.decode
         view.predicted_ttft_ms, view.predicted_tbt_ms = made.ttft_ms, made.tbt_ms
-        self.changed.add(made.request)
 
     def ended(self, record: RequestEnded, now_s: float, wall_s: float) -> bool:
         """A request has its terminal answer, of this gateway or of another.
@@ -190,7 +186,6 @@ class Journal:
                     attempt=view.attempt,
                 )
             )
-        self.changed.add(record.request)
         return True
 
     # ---- questions
@@ -228,9 +223,7 @@ class Journal:
         entry = _Entry(view, now_s, block_tokens)
         self._entries[request] = entry
         while len(self._entries) > self._kept:
-            gone, _ = self._entries.popitem(last=False)
-            self.changed.discard(gone)
-        self.changed.add(request)
+            self._entries.popitem(last=False)
         return entry
 
     def _admitted(

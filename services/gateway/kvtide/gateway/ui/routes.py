@@ -153,10 +153,10 @@ async def _news(
     watch: Watch, gateway: Gateway, looking: asyncio.Semaphore
 ) -> AsyncGenerator[bytes]:
     """Everything once, then each second what changed, until either end goes away."""
-    version, at_s, number = 0, 0.0, 0
+    version, at_s = 0, 0.0
     async with looking:
         while not gateway.draining:
-            news, number = watch.news(version, at_s, number)
+            news = watch.news(version, at_s)
             version = news.cluster.version
             at_s = news.points[-1].at_s if news.points else at_s
             yield b"data: " + msgspec.json.encode(news) + b"\n\n"

@@ -12,23 +12,19 @@ from kvtide.gateway.served import ServedModel
 from kvtide.gateway.ui.chains import Chains
 from kvtide.gateway.ui.journal import Journal
 from kvtide.gateway.ui.picture import ClusterChange, Picture
-from kvtide.gateway.ui.request_view import RequestView
 from kvtide.gateway.ui.series import Point, Series
 from kvtide.kv import NodeId, RequestId
 
 STEP_S = 1.0
-NEWS_LIMIT = 200
 
 log = structlog.get_logger("kvtide.gateway.ui")
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True):
-    """What a page gets each second. ``more_requests`` changed and are left out."""
+    """What a page gets each second."""
 
     cluster: ClusterChange
     points: list[Point]
-    requests: list[RequestView]
-    more_requests: int
 
 
 class Watch:
@@ -42,8 +38,6 @@ class Watch:
         self.chains = Chains()
         self.picture = Picture()
         self.series = Series()
-        self._news_number = 0
-        self._changed: list[tuple[int, RequestId]] = []
         self._closing = AsyncExitStack()
 
     async def start(self) -> None:
@@ -79,19 +73,9 @@ class Watch:
 
     # ---- the pages
 
-    def news(self, version: int, at_s: float, number: int) -> tuple[News, int]:
-        """What changed since a page was last told, and the number to ask with next."""
-        names = {name for each, name in self._changed if each > number}
-        found = [self.journal.detail(name) for name in names]
-        views = [each.view for each in found if each is not None]
-        views.sort(key=lambda view: view.arrived_s)
-        news = News(
-            cluster=self.picture.since(version),
-            points=self.series.since(at_s),
-            requests=views[-NEWS_LIMIT:],
-            more_requests=max(0, len(views) - NEWS_LIMIT),
-        )
-        return news, self._news_number
+    def news(self, version: int, at_s: float) -> News:
+        """What changed since a page was last told."""
+        return News(cluster=self.picture.since(version), points=self.series.since(at_s))
 
     # ---- inside
 
@@ -130,12 +114,7 @@ class Watch:
         log.warning("messages for the dashboard lost", count=count)
 
     async def _step(self) -> None:
-        """Each second: a point, and which requests changed in it."""
+        """A point each second."""
         while True:
             await self._node.clock.sleep(STEP_S)
             self.series.close_step(self._node.clock.wall(), self.picture.open_requests)
-            self._news_number += 1
-            changed, self.journal.changed = self.journal.changed, set()
-            oldest = self._news_number - 30
-            self._changed = [each for each in self._changed if each[0] > oldest]
-            self._changed += [(self._news_number, name) for name in changed]

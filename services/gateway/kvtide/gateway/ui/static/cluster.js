@@ -2,7 +2,7 @@
 import { bytes, clock, count, h, ms, s, table, tiles } from "./dom.js";
 import { get } from "./live.js";
 
-const SHOWN_ROWS = 100, GRID_FROM = 40;
+const SHOWN_ROWS = 40, GRID_FROM = 40;
 
 function memory(used, total) {
   if (!total) return "–";

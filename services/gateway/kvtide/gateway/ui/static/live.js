@@ -1,9 +1,9 @@
 // What the gateway says each second, folded into one picture that pages read.
 
 const KEY = "kvtide-admin-key";
-const KEPT_REQUESTS = 1000, KEPT_POINTS = 900, KEPT_HAPPENINGS = 200, SILENT_MS = 5000;
+const KEPT_POINTS = 900, KEPT_HAPPENINGS = 200, SILENT_MS = 5000;
 
-export const live = { nodes: new Map(), happenings: [], points: [], requests: new Map(), left_out: 0, state: "connecting" };
+export const live = { nodes: new Map(), happenings: [], points: [], state: "connecting" };
 const listeners = new Set();
 let askForKey = async () => null;
 
@@ -40,9 +40,6 @@ function fold(news) {
   for (const node of cluster.nodes) live.nodes.set(node.node, node);
   live.happenings = [...live.happenings, ...cluster.happenings].slice(-KEPT_HAPPENINGS);
   live.points = [...live.points, ...news.points].slice(-KEPT_POINTS);
-  for (const view of news.requests) { live.requests.delete(view.request); live.requests.set(view.request, view); }
-  while (live.requests.size > KEPT_REQUESTS) live.requests.delete(live.requests.keys().next().value);
-  live.left_out += news.more_requests;
 }
 
 async function follow() {

@@ -18,24 +18,24 @@ function makeList(holder) {
   const state = h("select", { id: "request-state" }, ["", "running", "finished", "failed", "rejected", "cancelled"].map((name) => h("option", { value: name }, name || "any")));
   const list = h("div", { id: "request-list" });
   holder.append(h("div", { class: "bar" }, h("div", {}, h("label", { for: "request-text" }, "Name, tenant, worker or code has"), text), h("div", {}, h("label", { for: "request-state" }, "State"), state)), list);
-  let busy = false, seen = "";
-  const load = async () => {
-    if (busy) return;
-    busy = true;
+  let busy = false, seen = "", last = 0;
+  const load = async (event) => {
+    if (busy || (event === undefined && Date.now() - last < 2000)) return;
+    busy = true; last = Date.now();
     try {
-      const query = new URLSearchParams({ text: text.value.trim(), state: state.value, limit: 100 });
+      const query = new URLSearchParams({ text: text.value.trim(), state: state.value, limit: 50 });
       const views = await get(`/admin/ui/requests?${query}`);
       const now = JSON.stringify(views);
       // what is unchanged keeps its focus and its selection
       if (now !== seen && !list.contains(document.activeElement)) {
         seen = now;
-        list.replaceChildren(views.length ? table("The newest first, at most 100", columns, views.map(row)) : h("p", { class: "empty" }, "No such request. Try one on the Chat page."));
+        list.replaceChildren(views.length ? table("The newest first, at most 50", columns, views.map(row)) : h("p", { class: "empty" }, "No such request. Try one on the Chat page."));
       }
     } catch (error) { list.replaceChildren(h("p", { class: "error" }, error.message)); } finally { busy = false; }
   };
   text.addEventListener("input", load);
   state.addEventListener("input", load);
-  return { update: load };
+  return { update() { load(); } };
 }
 
 function decision(page) {
