@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.integration.conductor_cluster import Conductors, conductors, settled
+from tests.integration.conductor_site import Conductors, conductors, settled
 from tests.integration.conductor_stand_ins import CLOCK, node_on, workers_on
 from tests.integration.nats_server import nats_server
 from tests.unit.conductor_cluster import admit, ended

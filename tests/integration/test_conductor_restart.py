@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.integration.conductor_cluster import conductors, settled
+from tests.integration.conductor_site import conductors, settled
 from tests.integration.conductor_stand_ins import (
     PretendedStore,
     node_on,
