@@ -232,7 +232,7 @@ def test_swings_are_variances_of_both_loads() -> None:
 
 
 def test_an_interval_is_students() -> None:
-    assert interval([1.0, 2.0, 3.0, 4.0, 5.0]) == "+3.00 ± 1.96"
+    assert interval([1.0, 2.0, 3.0, 4.0]) == "+2.50 ± 2.05"
 
 
 def test_decode_that_is_not_told_reports_what_it_has() -> None:

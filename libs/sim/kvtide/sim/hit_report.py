@@ -63,6 +63,11 @@ class Trace:
         """See ``read_trace``."""
         return cls(path.name.split(".")[0].removesuffix("_trace"), read_trace(path))
 
+    @property
+    def block_tokens(self) -> int:
+        """Of its first request; a trace is of one model."""
+        return self.requests[0].block_tokens if self.requests else BLOCK_TOKENS
+
 
 def measure(
     trace: Trace, policies: Sequence[Policy], tokens: Sequence[int]
@@ -71,7 +76,7 @@ def measure(
     for policy in policies:
         for tail_first in (False, True):
             for size in tokens:
-                capacity = size // BLOCK_TOKENS
+                capacity = size // max(1, trace.block_tokens)
                 found = replay(trace.requests, capacity, policy, tail_first=tail_first)
                 yield HitRow(
                     trace=trace.name,

@@ -67,7 +67,7 @@ def _drawn(lines: Sequence[Line], *, log_x: bool) -> str:
         )
         if len(lines) > 1:
             parts.append(
-                f'<text x="{_WIDTH - 110}" y="{_TOP + 14 + 16 * number}" '
+                f'<text x="{_WIDTH - 110}" y="{_HEIGHT // 2 - 20 + 16 * number}" '
                 f'fill="{colour}">{escape(line.name)}</text>'
             )
     return "".join(parts)

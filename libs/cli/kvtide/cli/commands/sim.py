@@ -108,6 +108,9 @@ def reproduce(
         list[str] | None,
         typer.Option(help="Print these sections, and write no report."),
     ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(help="Leave these sections out.")
+    ] = None,
 ) -> None:
     """Make docs/reproduction.md: the paper's figures beside ours.
 
@@ -115,4 +118,9 @@ def reproduce(
     """
     from kvtide.cli.commands.sim_reproduce import make_report  # noqa: PLC0415
 
-    leave(lambda console: make_report(examples, out, kept, only or [], console))
+    def work(console: Console) -> None:
+        make_report(
+            examples, out, kept, console, only=only or (), without=without or ()
+        )
+
+    leave(work)

@@ -21,7 +21,13 @@ _NEW_OBJECTS = 100_000
 
 
 def make_report(
-    examples: Path, out: Path, kept: Path, only: Sequence[str], console: Console
+    examples: Path,
+    out: Path,
+    kept: Path,
+    console: Console,
+    *,
+    only: Sequence[str] = (),
+    without: Sequence[str] = (),
 ) -> None:
     """Make the runs that are missing; print ``only`` these sections, or write all.
 
@@ -29,10 +35,10 @@ def make_report(
         ConfigError: no such section.
         TraceError: a trace can't be read.
     """
-    unknown = [name for name in only if name not in SECTIONS]
+    unknown = [name for name in (*only, *without) if name not in SECTIONS]
     if unknown:
-        message = f"--only {unknown[0]!r}: one of {', '.join(SECTIONS)}"
-        raise ConfigError(message, key="only")
+        message = f"{unknown[0]!r} is none of {', '.join(SECTIONS)}"
+        raise ConfigError(message, key="section")
     # simulations make little garbage in cycles, and many objects to look through for it
     gc.set_threshold(_NEW_OBJECTS)
     began_s = time.perf_counter()
@@ -48,8 +54,10 @@ def make_report(
         for name in only:
             console.print(SECTIONS[name](bench), markup=False, highlight=False)
         return
-    text = assemble(bench)
-    plot = oscillation_plot(oscillation_runs(bench))
-    out.with_name(PLOT).write_text(plot, encoding="utf-8")
+    text = assemble(bench, without)
     out.write_text(text, encoding="utf-8")
-    console.print(f"written: {out} and {out.with_name(PLOT)}")
+    console.print(f"written: {out}")
+    if "oscillation" not in without:
+        plot = oscillation_plot(oscillation_runs(bench))
+        out.with_name(PLOT).write_text(plot, encoding="utf-8")
+        console.print(f"written: {out.with_name(PLOT)}")

@@ -96,6 +96,11 @@ class Bench:
             _write(path, known)
         return known.value
 
+    def text(self, section: str) -> str | None:
+        """A section as it was made once, if somebody put it among what is kept."""
+        path = self._kept / f"{section}.md"
+        return path.read_text(encoding="utf-8") if path.exists() else None
+
     def _path(self, trace: str) -> Path:
         return self.examples / "traces" / f"{trace}.jsonl.gz"
 

@@ -47,8 +47,21 @@ unfinished.
 
 {body}
 
-The published gains are the paper's measure of real vLLM 0.5.1. A ratio of shares at one
-rate is not how many more requests fit: where both serve all in time it is zero.
+Against all three baselines the gain grows as the target tightens, on both traces, as
+published. Prefill time as a multiple of ours is within 3 % of the published one for plain and
+cached engines, on both traces. For chunked ones it is lower: their extra time here is what a
+step takes beyond decode's own, and the model has no cost for kernels that share a step.
+
+On the synthetic trace the gains over plain engines are near the published ones, a little
+lower. On the conversation trace they are much lower: a plain engine here keeps 100 ms for
+62 % of the requests, while +498 % leaves it at most a sixth. A stall here is the time of the
+prompts alone, and each request goes to the engine with the fewest tokens; the paper's
+baseline is real vLLM 0.5.1 with its own overheads, its routing isn't said. Below 100 ms
+chunked prefill loses what it keeps above: a step with a chunk of 512 tokens takes about 70 ms.
+
+These are shares of requests in time at one rate, which is how the paper's figures are made.
+They are not how many more requests fit: where both serve all in time the gain is zero, and
+where the other serves few it is large, however near it comes.
 """
 
 
@@ -98,9 +111,11 @@ _TABLE_3 = {"baseline": "4183", "early": "3771", "predicted": "3589"}
 def overload(bench: Bench) -> str:
     """Rejections: decode checks alone, early, and predicted."""
     rows: list[tuple[str, ...]] = []
-    requests = bench.trace("conversation", rate=2.0, first=3000)
+    requests = bench.trace("conversation", rate=2.0, first=2000)
     for tbt_ms in (200.0, 25.0):
         for name, mode in _MODES.items():
+            if tbt_ms == _PAPERS_MS and name not in _TABLE_3:
+                continue
             rules = replace(mode, reject=True, recheck=True, tbt_ms=tbt_ms)
             report = bench.run(requests, "algorithm1", rules)
             rejected = report.rejected_early + report.rejected_late
@@ -121,7 +136,7 @@ def overload(bench: Bench) -> str:
 ## Overload (arXiv version, table 3)
 
 8 prefill and 8 decode nodes, a TTFT of 30 s, requests twice as dense, Algorithm 1. The
-paper replays 23,000 requests of a trace that isn't at hand; this is the first 3,000 of the
+paper replays 23,000 requests of a trace that isn't at hand; this is the first 2,000 of the
 conversation trace. Its TBT target isn't known to us: 200 ms here, and a second time 25 ms,
 which decode's model can miss (see *Decode* above). *baseline*: decode refuses after the
 prefill. *early*: by decode's load as it is. *early, told*: with what is on its way to

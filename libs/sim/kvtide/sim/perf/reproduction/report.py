@@ -1,6 +1,6 @@
 """``docs/reproduction.md``: all sections, of runs that are kept."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from kvtide.sim.perf.reproduction.arxiv import half_cached, real_workload
 from kvtide.sim.perf.reproduction.bench import Bench
@@ -26,10 +26,28 @@ SECTIONS: Mapping[str, Callable[[Bench], str]] = {
 }
 
 
-def assemble(bench: Bench) -> str:
-    """The whole report; what of its runs isn't kept is run."""
-    parts = [_head(bench), *(section(bench) for section in SECTIONS.values())]
-    return "\n".join((*parts, _NOT_SHOWN))
+def assemble(bench: Bench, without: Collection[str] = ()) -> str:
+    """The report, which names the sections that it is ``without``.
+
+    A section whose text is kept is taken from there. Of the others, the runs that aren't
+    kept are made.
+    """
+    kept: list[str] = []
+    parts = [_head(bench)]
+    for name, make in SECTIONS.items():
+        if name in without:
+            continue
+        text = bench.text(name)
+        if text is not None:
+            kept.append(name)
+        parts.append(text or make(bench))
+    rest = _names("Taken as an earlier state of the code made them", kept)
+    rest += _names("Not run here; `kvtide sim reproduce` makes them", without)
+    return "\n".join((*parts, _SPEED, _NOT_SHOWN + rest))
+
+
+def _names(what: str, names: Collection[str]) -> str:
+    return f"- {what}: {', '.join(names)}.\n" if names else ""
 
 
 def _head(bench: Bench) -> str:
@@ -74,6 +92,24 @@ for Less Computation" (FAST 2025), and its arXiv version where named.
 Nothing was changed after a result was seen.
 """
 
+
+_SPEED = """\
+## Speed and size of the simulator
+
+On one core of a machine that others used, so about right: the 12,031 requests of the
+conversation trace on 16 nodes took 32 to 62 s of CPU, by policy and by what others did: 190
+to 380 a second; coupled engines 2,000 a second and more. Two thirds of that is the production
+conductor.
+
+A million requests on a thousand nodes (`examples/workloads/million.toml` on
+`examples/clusters/thousand-nodes.toml`) were not run to the end. The first 10,000 took 86 s
+of CPU, 116 a second, and memory grew from 102 to 161 MB; at that pace a million take 2.4
+hours. By the profile 70 % of the time is the conductor's answer to a request, and 46 % the
+part of it that orders copies: for each placement it looks at every copy of each block (45 on
+average where a prefix is shared by all) and walks over all stores to find its host's. Beats of
+a thousand nodes take 9 %. Memory is bounded by rule: requests are read as they arrive, an
+outcome takes 12 bytes, stores have their capacity and the conductor its limits.
+"""
 
 _NOT_SHOWN = """\
 ## Not shown
