@@ -18,7 +18,8 @@ from kvtide.gateway.server import HttpServer
 from kvtide.gateway.settings import GatewaySettings
 from kvtide.gateway.shell import Gateway
 from kvtide.gateway.ui import Dashboard
-from kvtide.kv import Role
+from kvtide.gateway.workload import WorkloadLog
+from kvtide.kv import BlockIds, Role
 from kvtide.runtime import Clock, TaskScope
 
 DRAIN_TICK_S = 0.05
@@ -55,12 +56,14 @@ async def serve_on(
 ) -> None:
     """Serve on an open node. ``ready`` gets the URL once requests are taken."""
     metrics = GatewayMetrics(registry)
+    workload = _workload_log(settings, node)
     gateway = Gateway(
         node,
         settings.limits,
         metrics,
         max_open_requests=settings.max_open_requests,
         quarantine_s=settings.quarantine_s,
+        workload=workload,
     )
     tls = check_tls(settings.tls_cert, settings.tls_key)
     with ThreadPoolExecutor(settings.text_threads, "text") as executor:
@@ -79,6 +82,8 @@ async def serve_on(
             )
             await gateway.start()
             await dashboard.start()
+            if workload is not None:
+                scope.spawn(workload.run(), name="workload log")
             serving = scope.spawn(server.run(), name="http")
             node.set_http(server.url)
             node.set_state(NodeState.READY)
@@ -90,7 +95,17 @@ async def serve_on(
             await _drain(gateway, settings.drain_s)
             server.stop()
             await serving
+    if workload is not None:
+        await workload.flush()
     log.info("gateway closed")
+
+
+def _workload_log(settings: GatewaySettings, node: Node) -> WorkloadLog | None:
+    path = settings.workload_log
+    if path is None:
+        return None
+    ids, most_bytes = BlockIds(node.secret), settings.workload_log_bytes
+    return WorkloadLog(path.expanduser(), ids, node.clock, most_bytes=most_bytes)
 
 
 async def _drain(gateway: Gateway, limit_s: float) -> None:

@@ -104,6 +104,16 @@ class GatewaySettings(RoleSettings):
     drain_s: float = Field(
         default=20.0, ge=0, description="at shutdown open requests may take this long"
     )
+    workload_log: Path | None = Field(
+        default=None,
+        description="file that gets a line for each request: when it came, its lengths "
+        "and salted ids of its blocks, never text; kvtide plan reads it. empty: none",
+    )
+    workload_log_bytes: int = Field(
+        default=1 << 30,
+        ge=1 << 20,
+        description="a workload log that would outgrow this goes to NAME.1",
+    )
     text_threads: int = Field(
         default=2, ge=1, description="threads that tokenise long prompts"
     )

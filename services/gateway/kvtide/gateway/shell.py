@@ -54,6 +54,7 @@ from kvtide.gateway.life import (
 )
 from kvtide.gateway.metrics import GatewayMetrics
 from kvtide.gateway.session import Session
+from kvtide.gateway.workload import WorkloadLog
 from kvtide.kv import KeySpace, NodeId, NodeRef, RequestId, RequestRef, Role
 
 TICK_S = 0.025
@@ -89,8 +90,10 @@ class Gateway:
         *,
         max_open_requests: int,
         quarantine_s: float = 600.0,
+        workload: WorkloadLog | None = None,
     ) -> None:
-        """Nothing is heard before ``start``."""
+        """Nothing is heard before ``start``. ``workload`` gets a line for each request."""
+        self._workload = workload
         self._quarantine = Quarantine(quarantine_s)
         self.node = node
         self._limits = limits
@@ -192,6 +195,8 @@ class Gateway:
         )
         if self._observer is not None:
             self._observer.arrived(spec)
+        if self._workload is not None:
+            self._workload.arrived(spec, space)
         self._sessions[spec.request] = session
         self._count(1)
         session.tell(Submitted())
@@ -237,6 +242,8 @@ class Gateway:
     def _on_ended(self, record: RequestEnded) -> None:
         self._count(-1)
         self._metrics.ended(record)
+        if self._workload is not None:
+            self._workload.ended(record)
         session = self._sessions.get(record.request)
         if session is not None and record.code == FailureKind.QUARANTINED:
             self._quarantine.add(session.life.spec, self._now_s())
