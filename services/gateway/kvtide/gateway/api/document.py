@@ -65,6 +65,12 @@ _ERRORS = {
 _JSON = "application/json"
 _STREAM = "text/event-stream"
 _TEXT = "text/plain"
+_EVENT: Json = {
+    "description": "One event of the stream; its data are JSON, or the word [DONE]",
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +149,7 @@ def _tell(operation: Json, told: Told, schemas: Json) -> None:
     if told.reply is not None:
         content = {_JSON: {"schema": _of_struct(told.reply, schemas)}}
     if told.answers:
-        content[_STREAM] = {"schema": {"type": "string"}}
+        content[_STREAM] = {"schema": _EVENT}
     error = {_JSON: {"schema": _of_struct(told.error, schemas)}}
     replies: Json = {
         str(status): {"description": said, "content": error}
