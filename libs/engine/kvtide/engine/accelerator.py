@@ -10,6 +10,12 @@ from kvtide.engine.errors import UnsupportedDevice
 CPU = torch.device("cpu")
 
 
+def free_bytes(device: torch.device) -> int:
+    """Memory of an accelerator that nobody has."""
+    free, _ = torch.accelerator.get_memory_info(device)
+    return int(free)
+
+
 def choose_device(wanted: str) -> torch.device:
     """The device for a setting.
 

@@ -11,6 +11,7 @@ from kvtide.engine.accelerator import CPU
 from kvtide.engine.architecture import Architecture
 from kvtide.engine.attention import attend, history_mask
 from kvtide.engine.memory import KvRun
+from kvtide.engine.paged_attention import PagedAttention
 from kvtide.engine.rope import Rotation, inverse_frequencies
 from kvtide.engine.threads import compute_threads, one_thread
 from kvtide.engine.weights import DecoderWeights, LayerWeights
@@ -54,18 +55,21 @@ class Decoder:
         weights: DecoderWeights,
         dtype: torch.dtype,
         device: torch.device = CPU,
+        paged: PagedAttention | None = None,
     ) -> None:
+        """With `paged`, all runs are `PagedRun`s of its pool."""
         self._shape = architecture
         self._weights = weights
         self._dtype = dtype
         self._device = device
+        self._paged = paged
         frequencies = inverse_frequencies(architecture.rope, architecture.head_dim)
         self._inv_freq = frequencies.to(device)
 
     def span(self, run: KvRun, first: int, start: int, tokens: int) -> Span:
         """Place the tokens start..start+tokens of a run at a row of the batch."""
         end = start + tokens
-        mask = history_mask(start, end, self._dtype)
+        mask = history_mask(start, end, self._dtype) if self._paged is None else None
         mask = mask if mask is None else mask.to(self._device)
         return Span(run, first, first + tokens, start, end, mask)
 
@@ -92,6 +96,8 @@ class Decoder:
         rotation = Rotation(self._inv_freq, positions, self._dtype)
         final = len(self._weights.layers) - 1
         threads = torch.get_num_threads()
+        if self._paged is not None:
+            self._paged.plan(spans)
         for index, layer in enumerate(self._weights.layers):
             between(index)
             with compute_threads(self._threads_for(len(hidden), threads)):
@@ -105,7 +111,10 @@ class Decoder:
                     return None
                 rows = torch.tensor([spans[i].last - 1 for i in wanted], device=device)
                 query, hidden = query[rows], hidden[rows]
-                spans = [spans[i].tail(row) for row, i in enumerate(wanted)]
+                tails: list[Span] = [spans[i].tail(row) for row, i in enumerate(wanted)]
+                spans = tails
+                if self._paged is not None:
+                    self._paged.plan(tails)
             attended = self._attend(index, query, spans)
             with compute_threads(self._threads_for(len(hidden), threads)):
                 self._mix(layer, hidden, attended)
@@ -137,13 +146,13 @@ class Decoder:
         key = qk[:, a.heads :]
         for span in spans:
             here = slice(span.first, span.last)
-            span.run.keys(index)[span.start : span.end] = key[here]
-            span.run.values(index)[span.start : span.end] = value[here]
-            span.run.wrote(index, span.start, span.end)
+            span.run.write(index, span.start, span.end, key[here], value[here])
         return qk[:, : a.heads]
 
     def _attend(self, index: int, query: Tensor, spans: Sequence[Span]) -> Tensor:
         """What each query gathers of its own run, [tokens, heads * head_dim]."""
+        if self._paged is not None:
+            return self._paged.attend(index, query)
         a = self._shape
         attended = query.new_empty(len(query), a.heads * a.head_dim)
 

@@ -50,9 +50,17 @@ class DeviceRun(KvRun):
         return self._on_device[layer][1]
 
     @override
-    def wrote(self, layer: int, start: int, end: int) -> None:
-        super().keys(layer)[start:end] = self.keys(layer)[start:end]
-        super().values(layer)[start:end] = self.values(layer)[start:end]
+    def write(
+        self,
+        layer: int,
+        start: int,
+        end: int,
+        key: torch.Tensor,
+        value: torch.Tensor,
+    ) -> None:
+        super().write(layer, start, end, key, value)
+        self.keys(layer)[start:end] = key
+        self.values(layer)[start:end] = value
 
     @override
     def complete(self, layer: int, start: int, end: int) -> None:

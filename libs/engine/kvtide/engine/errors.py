@@ -11,6 +11,7 @@ EngineError               (a KvtideError)
 │   └── DemoStorageFailed
 ├── InvalidStep           a step that breaks the contract of `Runner.step`
 │   └── RunFull           more tokens than the run has room for
+├── NoPages               an accelerator's memory has no room for one more sequence
 ├── RunClosed             a run that was used after its `close`
 ├── StepCancelled         a step given up between two layers
 ├── InvalidSampling       a sampling parameter out of its range
@@ -121,6 +122,15 @@ class RunFull(InvalidStep):
         )
         self.end_tokens = end_tokens
         self.capacity_tokens = capacity_tokens
+
+
+class NoPages(EngineError):
+    """The memory of an accelerator has not so many free pages."""
+
+    def __init__(self, wanted: int, free: int) -> None:
+        super().__init__(f"{wanted} pages of KV are wanted, {free} are free")
+        self.wanted = wanted
+        self.free = free
 
 
 class RunClosed(EngineError):

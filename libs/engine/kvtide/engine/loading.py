@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from blake3 import blake3
 
-from kvtide.engine.accelerator import CPU, choose_device
+from kvtide.engine.accelerator import CPU, choose_device, free_bytes
 from kvtide.engine.architecture import Architecture, read_architecture
 from kvtide.engine.attention import VARIANT
 from kvtide.engine.decoder import Decoder
@@ -22,13 +22,23 @@ from kvtide.engine.heap import return_freed_memory
 from kvtide.engine.hub import fetch_from_hub
 from kvtide.engine.linear import WeightForm
 from kvtide.engine.memory import KvRun
+from kvtide.engine.paged_attention import (
+    VARIANT as PAGED,
+    WORKSPACE_BYTES,
+    PagedAttention,
+    flashinfer_kernel,
+    served,
+)
+from kvtide.engine.paged_memory import PagedRun, PagePool
 from kvtide.engine.progress import Progress, ProgressReport, silent
 from kvtide.engine.runner import Runner
 from kvtide.engine.tensor_files import weight_files
 from kvtide.engine.weights import read_weights
+from kvtide.kv import Layout
 
 DEFAULT_BLOCK_TOKENS: Final = 64
 
+_KV_SHARE: Final = 0.8
 _ENGINE: Final = "kvtide-lean-1"
 _DTYPES: Final = {
     "float32": torch.float32,
@@ -46,9 +56,21 @@ class LoadedModel:
     runner: Runner
     grammars: Grammars
     device: torch.device = CPU
+    pool: PagePool | None = None
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """Tokens of KV that fit on the device; None where only the host's memory limits."""
+        return None if self.pool is None else self.pool.pages * self.pool.page_tokens
 
     def new_run(self, capacity_tokens: int) -> KvRun:
-        """Make the KV memory of a new sequence; the caller closes it."""
+        """Make the KV memory of a new sequence; the caller closes it.
+
+        Raises:
+            NoPages: the device has no room for it.
+        """
+        if self.pool is not None:
+            return PagedRun(self.facts, capacity_tokens, self.pool)
         if self.device != CPU:
             return DeviceRun(self.facts, capacity_tokens, self.device)
         return KvRun(self.facts, capacity_tokens)
@@ -104,6 +126,7 @@ def load_model(
 
     weights = read_weights(folder, architecture, _DTYPES[dtype], on_layer, place)
     return_freed_memory()
+    paged = served(place, _DTYPES[dtype], architecture.head_dim)
     facts = ModelFacts(
         name=name or _name(source, folder),
         digest=_digest((folder / "config.json", *weight_files(folder))),
@@ -114,14 +137,31 @@ def load_model(
         vocab_size=architecture.vocab_size,
         max_tokens=architecture.max_tokens,
         eos_token_ids=architecture.eos_token_ids,
-        numerics=_numerics(architecture, weights.form, dtype, place),
+        numerics=_numerics(
+            architecture, weights.form, dtype, place, PAGED if paged else VARIANT
+        ),
         block_tokens=block_tokens,
     )
-    decoder = Decoder(architecture, weights, _DTYPES[dtype], place)
+    pool = _pool(facts, place) if paged else None
+    attention = None
+    if pool is not None:
+        kernel = flashinfer_kernel(place)
+        attention = PagedAttention(kernel, pool, architecture, _DTYPES[dtype])
+    decoder = Decoder(architecture, weights, _DTYPES[dtype], place, attention)
     vocabulary = GrammarVocabulary(
         folder / "tokenizer.json", facts.vocab_size, facts.eos_token_ids
     )
-    return LoadedModel(facts, Runner(decoder, facts), Grammars(vocabulary), place)
+    runner, grammars = Runner(decoder, facts), Grammars(vocabulary)
+    return LoadedModel(facts, runner, grammars, place, pool)
+
+
+def _pool(facts: ModelFacts, device: torch.device) -> PagePool:
+    """Pages of one block each, for a share of what is free beside the weights."""
+    layout = Layout.of(facts)
+    page_bytes = layout.parts * layout.token_bytes * facts.block_tokens
+    share = _KV_SHARE * (free_bytes(device) - WORKSPACE_BYTES)
+    pages = max(1, int(share) // page_bytes)
+    return PagePool(facts, pages, facts.block_tokens, device)
 
 
 def _folder(source: str | Path, cache_dir: Path | None, report: Progress) -> Path:
@@ -165,11 +205,15 @@ def _digest(files: tuple[Path, ...]) -> str:
 
 
 def _numerics(
-    architecture: Architecture, form: WeightForm, dtype: str, device: torch.device
+    architecture: Architecture,
+    form: WeightForm,
+    dtype: str,
+    device: torch.device,
+    attention: str,
 ) -> str:
     release = ".".join(torch.__version__.split("+")[0].split(".")[:2])
     return (
-        f"compute={dtype};weights={form};attention={VARIANT};"
+        f"compute={dtype};weights={form};attention={attention};"
         f"{architecture.rope.canonical()};engine={_ENGINE};torch={release}"
         f";device={device.type}"
     )

@@ -114,8 +114,21 @@ class KvRun:
             raise RunClosed("the run is closed")
         return views[layer]
 
-    def wrote(self, layer: int, start: int, end: int) -> None:
-        """A step has put K and V of these tokens into `keys` and `values`."""
+    def write(
+        self,
+        layer: int,
+        start: int,
+        end: int,
+        key: torch.Tensor,
+        value: torch.Tensor,
+    ) -> None:
+        """A step has computed K and V of these tokens, [tokens, kv_heads, head_dim].
+
+        Raises:
+            RunClosed: the run was closed.
+        """
+        self._view(self._keys, layer)[start:end] = key
+        self._view(self._values, layer)[start:end] = value
 
     def complete(self, layer: int, start: int, end: int) -> None:
         """A step will attend to all tokens before `end`.

@@ -63,7 +63,7 @@ class DecodeService(WorkerService[events.Event, events.Command]):
             facts.block_tokens,
             facts.layers,
             facts.eos_token_ids,
-            capacity_tokens(self._settings, facts),
+            capacity_tokens(self._settings, facts, model.kv_tokens),
         )
 
     async def _drop_all(self) -> None:
