@@ -78,7 +78,7 @@ class TimingGateway(PretendedGateway):
     """Notes when the first token and prefill's last word came."""
 
     def __init__(self, *given: object) -> None:
-        super().__init__(*given)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        super().__init__(*given)  # type: ignore[arg-type]
         self.first_s: dict[str, float] = {}
         self.times: dict[str, DecodeTimes] = {}
 

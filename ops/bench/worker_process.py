@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """A worker of one role that marks when things happen, behind a link that can be slowed.
 
 ``python ops/bench/worker_process.py ROLE SETTINGS_JSON FOLDER`` runs the role as the
