@@ -2,15 +2,15 @@
 
 import asyncio
 import json
-import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.integration.openai_server import Server, prompt_of, serving
 
 from kvtide.cli.commands.bench_serve import bench_serve
 from kvtide.cli.exits import CLEAN, FAILED
@@ -26,116 +26,10 @@ STYLE = Style("m")
 LIMIT_S = 20
 
 
-@dataclass
-class Server:
-    """One token a piece; ``fault`` decides by the request's number what goes wrong."""
-
-    faults: dict[int, str] = field(default_factory=dict[int, str])
-    asked: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    headers: list[str] = field(default_factory=list[str])
-    open: set[int] = field(default_factory=set[int])
-    most_open: int = 0
-    hold: asyncio.Event | None = None
-    url: str = ""
-
-    async def serve(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        try:
-            while await self._one(reader, writer):
-                pass
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # the client went, or the test is over
-        finally:
-            writer.close()
-
-    async def _one(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> bool:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        if head.startswith("GET"):
-            page = b'{"data": [{"id": "m"}]}'
-            if "/metrics" in head:
-                page = b"kvtide_store_staged_total %d\n" % len(self.asked)
-            writer.write(_whole(200, page))
-            return True
-        length = re.search(r"content-length: (\d+)", head, re.IGNORECASE)
-        assert length is not None
-        body = json.loads(await reader.readexactly(int(length[1])))
-        number = len(self.asked)
-        self.asked.append(body)
-        self.headers.append(head)
-        self.open.add(number)
-        self.most_open = max(self.most_open, len(self.open))
-        try:
-            return await self._answer(body, number, writer)
-        finally:
-            self.open.discard(number)
-
-    async def _answer(
-        self, body: dict[str, Any], number: int, writer: asyncio.StreamWriter
-    ) -> bool:
-        fault = self.faults.get(number, "")
-        if fault.isdigit():
-            writer.write(_whole(int(fault), b'{"error": "no"}'))
-            return True
-        if fault == "break":
-            return False
-        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
-        if fault == "hang":
-            await asyncio.sleep(3600)
-        if self.hold is not None:
-            await self.hold.wait()
-        chat = "messages" in body
-        for at in range(body["max_tokens"]):
-            if fault == "error" and at:
-                _event(writer, {"error": {"message": "lost"}})
-                break
-            word = f" w{at}"
-            choice = {"delta": {"content": word}} if chat else {"text": word}
-            _event(writer, {"choices": [choice], "usage": None})
-            await writer.drain()
-            await asyncio.sleep(0)
-            if fault == "cut" and at:
-                writer.write(b"0\r\n\r\n")
-                return True
-        usage = {
-            "prompt_tokens": len(_prompt(body).split()),
-            "completion_tokens": body["max_tokens"],
-            "prompt_tokens_details": {"cached_tokens": 3},
-        }
-        _event(writer, {"choices": [], "usage": usage})
-        self.open.discard(number)  # before the client may ask again
-        writer.write(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
-        return True
-
-
-def _prompt(body: dict[str, Any]) -> str:
-    if "messages" in body:
-        return " ".join(each["content"] for each in body["messages"])
-    return body["prompt"]
-
-
-def _whole(status: int, body: bytes) -> bytes:
-    return b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%s" % (status, len(body), body)
-
-
-def _chunk(data: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(data), data)
-
-
-def _event(writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
-    writer.write(_chunk(b"data: " + json.dumps(body).encode() + b"\n\n"))
-
-
 @pytest.fixture
 async def server() -> AsyncGenerator[Server]:
-    made = Server()
-    listening = await asyncio.start_server(made.serve, "127.0.0.1", 0)
-    port = listening.sockets[0].getsockname()[1]
-    made.url = f"http://127.0.0.1:{port}"
-    yield made
-    listening.close()
+    async with serving() as made:
+        yield made
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -161,12 +55,16 @@ async def test_turns_carry_their_history(server: Server, api: Api) -> None:
     load = of_mix(Mix(2, 8, 3, turns=3, prefix_tokens=5), 0)
     found = await sent(server, manner(api, concurrency=1), load)
     assert [each.outcome for each in found] == [Outcome.COMPLETED] * 6
-    words = [len(_prompt(body).split()) for body in server.asked]
+    words = [len(prompt_of(body).split()) for body in server.asked]
     assert words == [13, 24, 35] * 2
     assert [each.usage.prompt_tokens for each in found] == words
     for before, after in ((0, 1), (1, 2), (3, 4), (4, 5)):
-        assert _prompt(server.asked[after]).startswith(_prompt(server.asked[before]))
-    assert _prompt(server.asked[0]).split()[:5] == _prompt(server.asked[3]).split()[:5]
+        assert prompt_of(server.asked[after]).startswith(
+            prompt_of(server.asked[before])
+        )
+    assert (
+        prompt_of(server.asked[0]).split()[:5] == prompt_of(server.asked[3]).split()[:5]
+    )
     if api is Api.CHAT:
         roles = [each["role"] for each in server.asked[2]["messages"]]
         assert roles == ["user", "assistant", "user", "assistant", "user"]
@@ -263,7 +161,9 @@ async def test_the_command_prints_and_keeps(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = [f"{server.url}/metrics", "http://127.0.0.1:9/metrics"]
-    flags = replace(FLAGS, url=server.url, out=tmp_path / "found", metrics=metrics)
+    flags = replace(
+        FLAGS, url=f"{server.url}/v1/", out=tmp_path / "found", metrics=metrics
+    )
     assert await run(flags, Console(width=120)) == CLEAN
     shown = capsys.readouterr().out
     assert "time between tokens" in shown
@@ -295,5 +195,7 @@ async def test_what_is_wrong_is_said(server: Server) -> None:
         await run(replace(FLAGS, url=server.url, trace=Path("x"), rate=1.0), console)
     with pytest.raises(ConfigError, match="completions, chat"):
         await run(replace(FLAGS, url=server.url, api="x"), console)
+    with pytest.raises(ConfigError, match="visible ASCII"):
+        await run(replace(FLAGS, url=server.url, api_key="a\nb"), console)
     with pytest.raises(NoServerError, match="does not answer"):
         await run(replace(FLAGS, url="http://127.0.0.1:9"), console)

@@ -1,6 +1,7 @@
 """TTFT and TPOT of kvtide and vLLM in turn, asked by ``vllm bench serve``."""
 
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,8 @@ from statistics import median
 from typing import Any
 
 import httpx
-from servers import Server
+import psutil
+from servers import CLOCK, Server
 
 from kvtide.cli.settings import process_environment
 
@@ -46,7 +48,9 @@ PIECES = (
 class Run:
     """One call of ``vllm bench serve``; times in ms.
 
-    ``other_cpu_s`` is what the other server used meanwhile, though nobody asked it.
+    ``other_cpu_s`` is what the other server used meanwhile, though nobody asked it;
+    ``strangers`` the share of all processor time that neither server nor the load
+    generator used: where it is large, the machine was not ours and the run is noise.
     """
 
     system: str
@@ -57,11 +61,52 @@ class Run:
     output_per_s: float
     took_s: float
     other_cpu_s: float
+    strangers: float
     command: tuple[str, ...]
 
 
 class NotMeasuredError(Exception):
     """A run failed, or hit a cache that should not have been there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Processor time so far: of each server, of the programs we ran, of all."""
+
+    wall_s: float
+    busy_s: float
+    programs_s: float
+    servers_s: dict[str, float]
+
+    @classmethod
+    def now(cls, servers: Sequence[Server]) -> "Used":
+        """At this moment."""
+        all_ = psutil.cpu_times()
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return cls(
+            CLOCK.monotonic(),
+            sum(all_) - all_.idle - all_.iowait - all_.guest - all_.guest_nice,
+            children.ru_utime + children.ru_stime,
+            {each.name: each.cpu_s() for each in servers},
+        )
+
+    def since(self, before: "Used") -> "Used":
+        """The difference."""
+        servers_s = {n: s - before.servers_s[n] for n, s in self.servers_s.items()}
+        return Used(
+            self.wall_s - before.wall_s,
+            self.busy_s - before.busy_s,
+            self.programs_s - before.programs_s,
+            servers_s,
+        )
+
+    @property
+    def strangers(self) -> float:
+        """The share of all processors' time that none of these used."""
+        ours_s = self.programs_s + sum(self.servers_s.values())
+        return max(0.0, self.busy_s - ours_s) / (
+            self.wall_s * (psutil.cpu_count() or 1)
+        )
 
 
 def warm(server: Server, folder: Path, tokens: int) -> None:
@@ -94,17 +139,19 @@ def measure(
         # who comes first changes: the machine's speed drifts
         order = servers if number % 2 == 0 else tuple(reversed(servers))
         for server in order:
-            other = [each for each in servers if each is not server]
-            used_s = sum(each.cpu_s() for each in other)
-            hits = _hits(server)
+            hits, before = _hits(server), Used.now(servers)
             run_seed = 10_000 * (seed + 1) + 100 * PIECES.index(piece) + number
             found, command = _ask(piece, server, venv, folder, run_seed, work)
             if _hits(server) != hits:
                 raise NotMeasuredError(f"{server.name} hit its cache: choose a --seed")
-            used_s = sum(each.cpu_s() for each in other) - used_s
-            runs.append(_run(piece, server, number, found, used_s, command))
+            spent = Used.now(servers).since(before)
+            runs.append(_run(piece, server, number, found, spent, command))
             last = runs[-1]
-            print(f"{piece.name} {server.name}: {last.median_ms:.0f} ms", flush=True)
+            print(
+                f"{piece.name} {server.name}: {last.median_ms:.0f} ms, "
+                f"{last.strangers:.0%} of the machine was others'",
+                flush=True,
+            )
     return runs
 
 
@@ -149,7 +196,7 @@ def _run(
     server: Server,
     number: int,
     found: dict[str, Any],
-    used_s: float,
+    spent: "Used",
     command: tuple[str, ...],
 ) -> Run:
     return Run(
@@ -160,7 +207,10 @@ def _run(
         p99_ms=found[f"p99_{piece.figure}_ms"],
         output_per_s=found["output_throughput"],
         took_s=found["duration"],
-        other_cpu_s=used_s,
+        other_cpu_s=sum(
+            s for name, s in spent.servers_s.items() if name != server.name
+        ),
+        strangers=spent.strangers,
         command=command,
     )
 
@@ -212,5 +262,6 @@ def summed_up(
         "met": ratio <= piece.bar,
         "products_ms": limit_ms,
         "kvtide_to_products": of["kvtide"] / limit_ms,
+        "strangers": max(run.strangers for run in runs),
         "runs": [asdict(run) for run in runs],
     }

@@ -46,6 +46,7 @@ def _page(pieces: dict[str, dict[str, Any]]) -> Iterator[str]:
                 "",
                 "products alone, ms",
                 "kvtide to products",
+                "others' processes used at most",
             ),
             [_latency(name, each) for name, each in latencies.items()],
         )
@@ -74,6 +75,7 @@ def _latency(name: str, each: dict[str, Any]) -> tuple[str, ...]:
         "met" if each["met"] else "MISSED",
         f"{each['products_ms']:,.0f}",
         f"{each['kvtide_to_products']:.2f}",
+        f"{each['strangers']:.0%}",
     )
 
 
@@ -96,5 +98,7 @@ def _traces(traces: dict[str, dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     yield row("prompt tokens from a cache", "summary", "hit_share", form=".1%")
     yield row("output tokens/s", "summary", "output_tokens_per_s", form=".1f")
     yield row("lasted, s", "summary", "span_s", form=".0f")
+    for key in next(iter(traces.values()))["goodput_at"]:
+        yield row(f"goodput at {key}", "goodput_at", key, form=".1%")
     for key in next(iter(traces.values()))["sizes"]:
         yield row(f"size: {key}", "sizes", key, form="")

@@ -46,6 +46,8 @@ def bench_serve(flags: Flags, console: Console) -> int:
     parts = urlsplit(flags.url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"{flags.url!r} is no http:// or https:// URL", key="url")
+    if not (flags.api_key.isascii() and flags.api_key.isprintable()):
+        raise ConfigError("a key has visible ASCII characters only", key="api_key")
     manner = _manner(flags)
     conversations, cut = flags.conversations()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -52,11 +52,18 @@ class _Models(msgspec.Struct, frozen=True):
 
 
 def client_of(url: str, headers: dict[str, str]) -> httpx.AsyncClient:
-    """Connections to one server; no proxy, whatever the environment says."""
+    """Connections to one server; no proxy, whatever the environment says.
+
+    ``url`` may end in ``/v1``, as OpenAI's own clients have it.
+    """
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
     timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
     return httpx.AsyncClient(
-        base_url=url, headers=headers, limits=limits, timeout=timeout, trust_env=False
+        base_url=url.rstrip("/").removesuffix("/v1"),
+        headers=headers,
+        limits=limits,
+        timeout=timeout,
+        trust_env=False,
     )
 
 
