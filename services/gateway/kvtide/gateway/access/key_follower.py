@@ -13,6 +13,7 @@ from kvtide.catalog import (
     CatalogError,
     CatalogRevisionError,
     is_missing,
+    key_prefix,
 )
 from kvtide.gateway.access.auth_mode import AuthMode
 from kvtide.gateway.access.caller import Caller
@@ -88,6 +89,7 @@ class KeyFollower:
         self._read_s = float("-inf")
         self._tried_s = float("-inf")
         self._reading = asyncio.Lock()
+        self._looking = asyncio.Lock()
         self._failing = False
         self._refusals = Counter(
             "kvtide_gateway_auth_refusals",
@@ -139,7 +141,7 @@ class KeyFollower:
     async def check(self, presented: str | None) -> Caller | Refused:
         """Who asks. A key that is not known is looked for once more first."""
         found = self._judge(presented)
-        if found in (Refused.UNKNOWN, Refused.UNCHECKED) and presented is not None:
+        if presented is not None and _is_unsure(found, presented):
             await self._look_again()
             found = self._judge(presented)
         if isinstance(found, Refused):
@@ -147,13 +149,17 @@ class KeyFollower:
         return found
 
     async def _look_again(self) -> None:
-        """Read now, or wait for the reading that is under way; neither for long."""
+        """Wait for a reading that begins from now on; it is not waited for for long.
+
+        All who ask meanwhile share it, so guesses cost one reading in ``LOOK_AGAIN_S``.
+        """
+        asked_s = self._clock.monotonic()
         try:
-            async with asyncio.timeout(LOOK_LIMIT_S):
-                if self._reading.locked():
-                    async with self._reading:
-                        return
-                if self._clock.monotonic() - self._tried_s >= LOOK_AGAIN_S:
+            async with asyncio.timeout(LOOK_LIMIT_S), self._looking:
+                pause_s = self._tried_s + LOOK_AGAIN_S - self._clock.monotonic()
+                if self._tried_s < asked_s and pause_s > 0:
+                    await self._clock.sleep(pause_s)
+                if self._tried_s < asked_s:
                     await self.refresh()
         except TimeoutError:
             return
@@ -200,3 +206,10 @@ class KeyFollower:
             )
         elif self.ready:
             log.info("an API key is needed")
+
+
+def _is_unsure(found: Caller | Refused, presented: str) -> bool:
+    """Whether a newer reading may say otherwise: an unknown key, or the first one."""
+    if isinstance(found, Refused):
+        return found in (Refused.UNKNOWN, Refused.UNCHECKED)
+    return not found.key and key_prefix(presented) is not None

@@ -5,6 +5,7 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from kvtide.gateway.access.admin import admin_routes
 from kvtide.gateway.access.cors import cross_origin
 from kvtide.gateway.access.gate import KeyGate
 from kvtide.gateway.api.anthropic.routes import message_routes
@@ -30,6 +31,7 @@ def make_application(
         message_routes(door),
         model_routes(door),
         probe_routes(door, registry),
+        admin_routes(door),
         *pages,
     )
     for router in routers:
