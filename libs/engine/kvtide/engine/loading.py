@@ -143,16 +143,20 @@ def load_model(
         block_tokens=block_tokens,
     )
     pool = _pool(facts, place) if paged else None
-    attention = None
-    if pool is not None:
-        kernel = flashinfer_kernel(place)
-        attention = PagedAttention(kernel, pool, architecture, _DTYPES[dtype])
+    attention = pool and _attention(pool, architecture, _DTYPES[dtype])
     decoder = Decoder(architecture, weights, _DTYPES[dtype], place, attention)
     vocabulary = GrammarVocabulary(
         folder / "tokenizer.json", facts.vocab_size, facts.eos_token_ids
     )
     runner, grammars = Runner(decoder, facts), Grammars(vocabulary)
     return LoadedModel(facts, runner, grammars, place, pool)
+
+
+def _attention(
+    pool: PagePool, architecture: Architecture, dtype: torch.dtype
+) -> PagedAttention:
+    kernel = flashinfer_kernel(pool.device)
+    return PagedAttention(kernel, pool, architecture, dtype)
 
 
 def _pool(facts: ModelFacts, device: torch.device) -> PagePool:
