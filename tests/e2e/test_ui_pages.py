@@ -221,7 +221,9 @@ def test_a_killed_worker_is_seen_to_go_and_to_come_back(
         texts = rows.all_inner_texts()
         page.wait_for_timeout(100)
         return len(texts) > before and any(
-            "silent" in text or "restarted" in text for text in texts
+            word in text
+            for text in texts
+            for word in ("goodbye", "silent", "restarted")
         )
 
     wait_for(happened, 60, "the page shows that decode-0 died")

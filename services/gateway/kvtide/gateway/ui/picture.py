@@ -94,7 +94,10 @@ class Picture:
                 self.version += 1
                 self._nodes.pop(member.node, None)
                 self._gone.append((self.version, member.node))
-                said = {"goodbye": "ended by itself", "silent": "fell silent"}
+                said = {
+                    "goodbye": "ended: it or its supervisor said so",
+                    "silent": "fell silent",
+                }
                 text = said.get(reason.value, "hangs")
                 self._happened(wall_s, reason.value, member, text)
 
