@@ -49,6 +49,11 @@ leaves the order of requests. Both policies get the same requests; intervals are
 differences over {len(_SEEDS)} seeds (Student's t, 95 %). TTFT is of requests that were served.
 
 {table((*heads, *more), rows)}
+
+No difference is seen: goodput is equal, and no interval of the change in TTFT is without zero.
+Over the whole traces `best` is 1.2 % (conversation, figure 5) and 2.5 % (synthetic) quicker to
+the first token, in one run each. With a fast network and equal nodes the published rule leaves
+little to gain; on slow networks it does more (figure 13: at 24 Gbps a third of the TTFT).
 """
 
 
