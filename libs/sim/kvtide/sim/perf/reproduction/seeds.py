@@ -53,7 +53,8 @@ differences over {len(_SEEDS)} seeds (Student's t, 95 %). TTFT is of requests th
 No difference is seen: goodput is equal, and no interval of the change in TTFT is without zero.
 Over the whole traces `best` is 1.2 % (conversation, figure 5) and 2.5 % (synthetic) quicker to
 the first token, in one run each. With a fast network and equal nodes the published rule leaves
-little to gain; on slow networks it does more (figure 13: at 24 Gbps a third of the TTFT).
+little to gain. On slow ones it depends (figure 13): a third of the TTFT at 24 Gbps, a tenth
+more at 40.
 """
 
 
