@@ -17,7 +17,9 @@ from tests.integration.postgres import PostgresServer, postgres_server
 
 from kvtide.catalog import (
     HEAD,
+    Access,
     ApiKeyRow,
+    AuditQuery,
     BlockDropped,
     BlockOrder,
     BlockQuery,
@@ -28,14 +30,20 @@ from kvtide.catalog import (
     DeletionRow,
     HitQuery,
     HitRate,
+    KeyScope,
+    Limits,
     QuotaRow,
     RemovalCount,
     RemovalQuery,
     RemovalRow,
+    Tenancy,
+    TenancyError,
+    TenantRow,
 )
 from kvtide.catalog.database import open_engine, transaction
 from kvtide.catalog.migrate import alembic_config, migrate_engine
 from kvtide.kv import BlockKey, NodeId, RequestId, TenantId, Tier
+from kvtide.runtime import ManualClock
 
 pytestmark = pytest.mark.timeout(240)  # starts servers
 
@@ -68,6 +76,13 @@ OLD_DECISION = (
 )
 
 
+OLD_TENANT = "INSERT INTO tenants (tenant, name, created_at_s) VALUES ('a', 'A', 1.0)"
+OLD_KEY = (
+    "INSERT INTO api_keys (key_hash, tenant, label, created_at_s)"
+    " SELECT CAST('0123' AS {}), 'a', 'laptop', 1.0"
+)
+
+
 def revisions() -> list[str]:
     from alembic.script import ScriptDirectory  # noqa: PLC0415 - as the program does
 
@@ -87,12 +102,21 @@ async def test_every_earlier_revision_is_brought_up_to_date_with_its_rows(
             lambda sync: command.upgrade(alembic_config(sync), earlier)
         )
         await connection.execute(text(OLD_DECISION))
+        await connection.execute(text(OLD_TENANT))
+        binary = "BYTEA" if connection.dialect.name == "postgresql" else "BLOB"
+        await connection.execute(text(OLD_KEY.format(binary)))
     await migrate_engine(engine)
     await engine.dispose()
     async with Catalog.open(url) as catalog:
         assert await catalog.revision() == HEAD
         (old,) = await catalog.decisions(RequestId("old"))
         assert (old.hit_tokens, old.dram_tokens, old.ssd_tokens) == (3, 0, 0)
+        access = await catalog.access()
+        assert (access.revision, access.keys_made) == (1, 1)
+        assert access.tenants == (TenantRow(TenantId("a"), "A", 1.0),)
+        assert [(key.prefix, key.scope) for key in access.keys] == [
+            ("", KeyScope.CLIENT)
+        ]
         new = replace(DECISION, dram_tokens=100, ssd_tokens=28)
         await catalog.write([BLOCK, new])
         assert await catalog.decisions(DECISION.request) == (new,)
@@ -299,3 +323,51 @@ async def test_blocks_are_found_by_how_their_keys_begin(catalog: Catalog) -> Non
     assert [row.key for row in found] == names[1:3]
     only = await catalog.blocks(BlockQuery(key_range=(names[3], names[3])))
     assert [row.key for row in only] == names[3:]
+
+
+async def test_who_may_ask_has_a_number_that_grows_with_each_change(
+    catalog: Catalog,
+) -> None:
+    assert await catalog.access() == Access(revision=1)
+    assert await catalog.access_revision() == 1
+    quota = QuotaRow(TENANT.tenant, requests_per_min=60)
+    key = ApiKeyRow(b"h" * 32, TENANT.tenant, "", 1.0, prefix="ab")
+    admin = replace(key, key_hash=b"i" * 32, prefix="cd", scope=KeyScope.ADMIN)
+    await catalog.write([TENANT, quota, key, admin])
+    assert await catalog.access() == Access(4, 2, (TENANT,), (key, admin), (quota,))
+    # other rows don't count; a key that is pruned stays counted
+    await catalog.write([NODE, replace(TENANT, deleted_at_s=5.0)])
+    assert await catalog.prune(Cutoffs(tenants_s=10.0)) >= 1
+    access = await catalog.access()
+    assert (access.revision, access.keys_made, access.keys) == (5, 2, ())
+
+
+async def test_what_is_done_to_tenants_and_keys_is_in_the_audit_log(
+    catalog: Catalog,
+) -> None:
+    clock = ManualClock()
+    tenancy = Tenancy(catalog, clock, "test:me")
+    limits = Limits(requests_per_min=60)
+    await tenancy.add_tenant("acme", title="", share="team", limits=limits)
+    made, row = await tenancy.make_key(
+        "acme", label="laptop", days=1.0, scope=KeyScope.CLIENT
+    )
+    with pytest.raises(TenancyError, match="already"):
+        await tenancy.add_tenant("acme", title="", share="", limits=limits)
+    with pytest.raises(TenancyError, match="no tenant"):
+        await tenancy.make_key("nobody", label="", days=None, scope=KeyScope.CLIENT)
+    await clock.advance(1.0)
+    await tenancy.set_tenant("acme", share=None, limits=Limits())
+    await clock.advance(1.0)
+    assert await tenancy.delete_tenant("acme") == 1
+    access = await catalog.access()
+    assert access.keys == (replace(row, revoked_at_s=clock.wall()),)
+    assert access.quotas == (QuotaRow(TenantId("acme")),)
+    rows = await catalog.audit(AuditQuery())
+    assert [row.action for row in rows[:2]] == ["tenant.delete", "tenant.set"]
+    assert {row.action for row in rows[2:]} == {"tenant.add", "key.make"}
+    assert {(row.actor, row.outcome) for row in rows} == {("test:me", "done")}
+    assert made.text not in str(rows)
+    only = await catalog.audit(AuditQuery(action="key.make"))
+    assert [row.target for row in only] == [made.prefix]
+    assert await catalog.prune(Cutoffs(audit_s=clock.wall() + 1)) == len(rows)

@@ -220,7 +220,7 @@ class Catalog:
         return tuple(QuotaRow(**row) for row in rows)
 
     async def access_revision(self) -> int:
-        """Grows with each change of a tenant, a key or a quota; 0 before the first."""
+        """Grows with each change of a tenant, a key or a quota."""
         rows = await self._rows(select(access.c.revision))
         return int(rows[0]["revision"]) if rows else 0
 
