@@ -60,7 +60,9 @@ def check(arguments: Any) -> None:
 NAMED = {"type": "function", "function": {"name": "forecast"}}
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize(
+    "temperature", [0.0, pytest.param(1.5, marks=pytest.mark.full)]
+)
 def test_a_named_tool_is_called_with_what_its_schema_says(
     system: System, client: openai.OpenAI, temperature: float
 ) -> None:
@@ -107,6 +109,7 @@ def test_a_required_call_is_one_of_the_tools(
     check(use.input)
 
 
+@pytest.mark.full
 def test_a_free_answer_may_call_and_what_it_calls_is_valid(
     system: System, client: openai.OpenAI
 ) -> None:

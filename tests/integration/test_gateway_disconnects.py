@@ -18,7 +18,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hi"},
     "/v1/messages": {"messages": TURNS, "max_tokens": 400},
 }
-STEP_S = 0.05
+STEP_S = 0.03
 STEPS_AFTER = 2
 """What may still be finished when a client has gone."""
 
