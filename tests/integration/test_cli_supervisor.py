@@ -172,7 +172,7 @@ def test_a_role_that_is_killed_is_started_again_and_said_so(start: Starter) -> N
     second = up.pids("store")[0]
     assert second != first
     os.kill(second, signal.SIGKILL)
-    up.wait_said("starting it again in 1 s")
+    up.wait_said("starting it again in 0.5 s")
     up.wait_said("store is ready again", times=2)
 
 

@@ -4,6 +4,7 @@ Matrices have a row for each run of blocks and a column for each loader.
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,11 +141,11 @@ class HeldRuns:
         run[~wanted] = 0
         local = place == own
         far = ~local if only is None else place == only
-        fits = np.where(near.take(run), local, far)
-        fits &= wanted
-        fits &= self._slows.take(grade) <= self._slow[run, place]
+        there = cast("Flags", np.where(near.take(run), local, far))
+        quick = self._slows.take(grade) <= self._slow[run, place]
+        fits = there & wanted & quick
         found: list[dict[int, Option[int]]] = [{} for _ in range(blocks)]
-        at = fits.nonzero()[0]
+        at = cast("Ints", fits.nonzero()[0])
         costs = self._slows.take(grade.take(at)) * self._flows.take(place.take(at))
         for number, host, row, cost in zip(
             block.take(at).tolist(),
@@ -153,7 +154,7 @@ class HeldRuns:
             costs.tolist(),
             strict=True,
         ):
-            found[number].setdefault(host, Option(host, cost, row))
+            found[int(number)].setdefault(host, Option(host, cost, row))
         return [[each[host] for host in sorted(each)] for each in found]
 
     def _block_ms(self, byte_ms: Floats) -> Floats:

@@ -66,7 +66,7 @@ class KeyTable:
             if len(key) != KEY_BYTES:
                 break
             high, low = unpack(key)
-            slot = ((high * _MIX_HIGH + low * _MIX_LOW) & _MASK_64) >> shift
+            slot: int = ((high * _MIX_HIGH + low * _MIX_LOW) & _MASK_64) >> shift
             while (row := table[slot]) != EMPTY:
                 if row >= 0 and lows[row] == low and highs[row] == high:
                     break
