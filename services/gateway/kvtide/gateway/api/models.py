@@ -64,7 +64,8 @@ def model_routes(door: Door) -> APIRouter:
 def _model(door: Door) -> ModelReply:
     facts = door.served.find_facts()
     longest = facts.max_tokens if facts is not None else None
-    return ModelReply(door.served.name, door.served.created_s, longest)
+    name = door.served.name
+    return ModelReply(name, door.served.created_s, longest, root=name)
 
 
 async def _encode(door: Door, body: TokenizeBody) -> list[int]:

@@ -176,11 +176,12 @@ class CompletionReply(msgspec.Struct, Generic[AnyChoice], frozen=True):
 
 
 class ModelReply(msgspec.Struct, frozen=True):
-    """A served model."""
+    """A served model. ``root`` is what it was made of, for clients that know adapters."""
 
     id: str
     created: int
     max_model_len: int | None
+    root: str
     object: str = "model"
     owned_by: str = "kvtide"
 
