@@ -230,6 +230,7 @@ def test_conductors_together_never_grant_more_than_the_quota(
     world = World(*names, slow=True, requests_per_min=4, concurrent_requests=3)
     open_: set[str] = set()
     granted: list[float] = []
+    deaths = 0
     for what, which, number in story:
         name = names[which]
         match what:
@@ -245,6 +246,7 @@ def test_conductors_together_never_grant_more_than_the_quota(
             case "kill" if len(world.minds) > 2 and name in world.minds:
                 world.heard()
                 world.kill(name)
+                deaths += 1
             case "start" if name not in world.minds:
                 world.heard()
                 world.start(name)
@@ -256,4 +258,5 @@ def test_conductors_together_never_grant_more_than_the_quota(
         assert len(open_) <= 3
         for first, at_s in enumerate(granted):
             within = len(granted) - first
-            assert within <= 4 + (world.now_s - at_s) * 4 / 60
+            # a change may cost what one lease holds
+            assert within <= 4 + 2 * deaths + (world.now_s - at_s) * 4 / 60
