@@ -239,6 +239,8 @@ class Dispatcher:
             self._outlook.placed(made, now_s)
             tokens = max(0, made.prompt_tokens) + max(0, made.max_new_tokens)
             self._tenants.heard(made.tenant, made.request, tokens, now_s)
+        else:
+            self._tenants.heard_late(made.tenant, made.request, now_s)
 
     def _tick(self, now_s: float) -> None:
         for beat in self._members.live(Role.GATEWAY):

@@ -64,6 +64,14 @@ class _Grant:
     at_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Early:
+    """The end of a request whose placement was not heard yet, and what it took."""
+
+    used_tokens: int
+    at_s: float
+
+
 class TenantLimits:
     """Token buckets and open requests by tenant. Bounded in number and age.
 
@@ -86,6 +94,7 @@ class TenantLimits:
         self._accounts: OrderedDict[TenantId, _Account] = OrderedDict()
         self._grants: OrderedDict[RequestId, _Grant] = OrderedDict()
         self._lent: OrderedDict[RequestId, float] = OrderedDict()
+        self._early: OrderedDict[RequestId, _Early] = OrderedDict()
 
     def __len__(self) -> int:
         """Requests that hold a grant."""
@@ -206,6 +215,16 @@ class TenantLimits:
             account = self._account(tenant, now_s)
             self._charge(account, tenant, request, tokens, now_s)
 
+    def heard_late(self, tenant: TenantId, request: RequestId, now_s: float) -> None:
+        """Another conductor placed this, and its end came before that word of it.
+
+        What it took is charged, once; a request whose end found its grant was charged.
+        """
+        early = self._early.pop(request, None)
+        if early is not None:
+            account = self._account(tenant, now_s)
+            _spend(account, early.used_tokens, now_s)
+
     def release(self, request: RequestId, now_s: float) -> None:
         """Nothing came of the grant: all of it is given back."""
         grant = self._grants.get(request)
@@ -218,6 +237,10 @@ class TenantLimits:
 
     def ended(self, request: RequestId, used_tokens: int, now_s: float) -> None:
         """The request is over, and took so many tokens."""
+        if request not in self._grants:
+            self._early[request] = _Early(max(0, used_tokens), now_s)
+            while len(self._early) > self._most:
+                self._early.popitem(last=False)
         self._close(request, used_tokens, now_s)
 
     def lost(self, request: RequestId, now_s: float) -> None:
@@ -239,6 +262,11 @@ class TenantLimits:
             if now_s - grant.at_s <= self._grant_s:
                 break
             self._close(request, grant.tokens, now_s)
+        while self._early:
+            request, early = next(iter(self._early.items()))
+            if now_s - early.at_s <= _MIN_S:
+                break
+            del self._early[request]
         while len(self._accounts) > self._most:
             tenant, account = next(iter(self._accounts.items()))
             if account.held:
@@ -260,9 +288,7 @@ class TenantLimits:
         tokens: int,
         now_s: float,
     ) -> None:
-        for bucket, amount in ((account.requests, 1), (account.tokens, tokens)):
-            if bucket is not None:
-                bucket.level = bucket.fill(now_s) - amount
+        _spend(account, tokens, now_s)
         self._hold(account, tenant, request, tokens, now_s)
 
     def _hold(
@@ -304,6 +330,13 @@ class TenantLimits:
                     bucket.at_s = now_s
         self._accounts.move_to_end(tenant)
         return account
+
+
+def _spend(account: _Account, tokens: int, now_s: float) -> None:
+    """Take one request and its tokens off what is left; it may become a debt."""
+    for bucket, amount in ((account.requests, 1), (account.tokens, tokens)):
+        if bucket is not None:
+            bucket.level = bucket.fill(now_s) - amount
 
 
 def _account(
