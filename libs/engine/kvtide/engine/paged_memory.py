@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from kvtide.engine.device_memory import MirroredRun
 from kvtide.engine.errors import NoPages, RunClosed
 from kvtide.engine.facts import ModelFacts
-from kvtide.engine.memory import KEY, VALUE, KvRun
+from kvtide.engine.memory import KEY, VALUE
 
 
 class PagePool:
@@ -52,12 +53,8 @@ class PagePool:
         self._free.extend(pages)
 
 
-class PagedRun(KvRun):
-    """One sequence's table of pages, with its bytes on the host for whoever moves them.
-
-    As in a `DeviceRun`, what a step computes is copied to the host layer by layer, and
-    what others wrote there goes to the device before it is attended to.
-    """
+class PagedRun(MirroredRun):
+    """One sequence's table of pages on the device."""
 
     def __init__(self, facts: ModelFacts, capacity_tokens: int, pool: PagePool) -> None:
         """Take pages for the whole capacity.
@@ -69,19 +66,6 @@ class PagedRun(KvRun):
         self._pool = pool
         self._table = pool.take(-(-capacity_tokens // pool.page_tokens))
         self._pages = torch.tensor(self._table, device=pool.device)
-        self._same = [0] * facts.layers
-
-    @property
-    @override
-    def length(self) -> int:
-        """Valid tokens from the start."""
-        return self._length
-
-    @length.setter
-    def length(self, tokens: int) -> None:
-        self._set_length(tokens)
-        # what follows may be written anew by others
-        self._same = [min(same, tokens) for same in self._same]
 
     def table(self, end: int) -> list[int]:
         """The pages of the tokens before `end`, in their order.
@@ -94,29 +78,12 @@ class PagedRun(KvRun):
         return self._table[: -(-end // self._pool.page_tokens)]
 
     @override
-    def write(
-        self, layer: int, start: int, end: int, key: Tensor, value: Tensor
-    ) -> None:
-        super().write(layer, start, end, key, value)
-        self._put(layer, start, end, key, value)
-
-    @override
-    def complete(self, layer: int, start: int, end: int) -> None:
-        same = min(self._same[layer], start)
-        if same < start:
-            device = self._pool.device
-            key = self.keys(layer)[same:start].to(device)
-            self._put(
-                layer, same, start, key, self.values(layer)[same:start].to(device)
-            )
-        self._same[layer] = end
-
-    @override
     def close(self) -> None:
         super().close()
         self._pool.give(self._table)
         self._table = []
 
+    @override
     def _put(
         self, layer: int, start: int, end: int, key: Tensor, value: Tensor
     ) -> None:
@@ -126,5 +93,5 @@ class PagedRun(KvRun):
             at % self._pool.page_tokens,
         )
         memory = self._pool.layers[layer]
-        memory[page, KEY, place] = key
-        memory[page, VALUE, place] = value
+        memory[page, KEY, place] = key.to(memory.device)
+        memory[page, VALUE, place] = value.to(memory.device)
