@@ -57,6 +57,11 @@ class ObjectSpan:
                     return at + 1
         return None
 
+    def split(self, text: str) -> tuple[str, str, bool]:
+        """The object's part of this piece, what follows it, and whether it has ended."""
+        end = self.end(text)
+        return (text, "", False) if end is None else (text[:end], text[end:], True)
+
 
 def calls_in(text: str, first: int) -> list[Part] | None:
     """A whole call, or a list of them, as JSON with its keys in any order.

@@ -91,12 +91,10 @@ class LlamaCalls:
         return True
 
     def _arguments(self, parts: list[Part]) -> bool:
-        end = self._span.end(self._held)
-        piece = self._held[:end]
-        self._held = "" if end is None else self._held[end:]
+        piece, self._held, ended = self._span.split(self._held)
         if piece:
             parts.append(Arguments(self._calls, piece))
-        if end is None:
+        if not ended:
             return False
         self._calls += 1
         self._state = _State.TAIL
