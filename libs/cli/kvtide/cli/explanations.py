@@ -1,7 +1,6 @@
 """Where the decision on a request is found: at a conductor, else in the catalog."""
 
 import asyncio
-from pathlib import Path
 
 import msgspec
 
@@ -17,6 +16,7 @@ from kvtide.catalog import (
     DecisionOutcome,
     DecisionRow,
     catalog_url,
+    is_missing,
 )
 from kvtide.cli.access import NoConductorError, NoNatsError, ask_conductors, open_bus
 from kvtide.kv import RequestId
@@ -109,7 +109,7 @@ async def _remembered(settings: RoleSettings, request: RequestId) -> Explanation
 
 async def _recorded(settings: RoleSettings, asked: str) -> Explanation | None:
     url = catalog_url(settings.catalog, settings.state_dir)
-    if _is_missing(url):
+    if is_missing(url):
         return None
     async with Catalog.open(url) as catalog:
         request = await catalog.find_request(asked)
@@ -132,29 +132,13 @@ def _of_actual(answer: Explained) -> DecisionOutcome | None:
     )
 
 
-def _is_missing(url: str) -> bool:
-    """Whether opening would make a database file: looking on must not."""
-    file = url.partition(":///")[2] if url.startswith("sqlite") else ""
-    return bool(file) and not Path(file).exists()
-
-
 def _of_row(row: DecisionRow) -> Explanation:
     return Explanation(
         request=row.request,
         attempt=row.attempt,
         reason=row.reason,
-        candidates=tuple(
-            CandidateEstimate(
-                prefill=each.prefill,
-                decode=each.decode,
-                hit_tokens=each.hit_tokens,
-                queue_ms=each.queue_ms,
-                transfer_ms=each.transfer_ms,
-                prefill_ms=each.prefill_ms,
-                ttft_ms=each.ttft_ms,
-                tbt_ms=each.tbt_ms,
-            )
-            for each in row.candidates
+        candidates=msgspec.convert(
+            row.candidates, tuple[CandidateEstimate, ...], from_attributes=True
         ),
         source="catalog",
         outcome=row.outcome,

@@ -24,6 +24,7 @@ from kvtide.catalog import (
     HitQuery,
     HitRate,
     RemovalCount,
+    RequestRow,
     Verdict,
 )
 from kvtide.gateway.ui.chains import ChainView
@@ -115,11 +116,12 @@ class Answers:
         try:
             async with asyncio.timeout(CATALOG_LIMIT_S):
                 rows = await self._catalog.decisions(RequestId(request))
+                ended = await self._catalog.request(RequestId(request))
         except (CatalogError, TimeoutError) as error:
             raise Unknown(_no_catalog(error)) from error
         if not rows:
             raise Unknown("no conductor remembers a decision, nor does the catalog")
-        return _explained(rows[-1])
+        return _explained(rows[-1], ended)
 
     async def _ask(self, conductor: NodeId, request: RequestId) -> Explained | None:
         subject = self._node.subjects.inbox(Role.CONDUCTOR, conductor, Hop.QUERY)
@@ -298,33 +300,24 @@ def _no_catalog(error: Exception) -> str:
     return f"the catalog does not answer: {error or type(error).__name__}"
 
 
-def _explained(row: DecisionRow) -> Explained:
-    outcome = row.outcome
+def _explained(row: DecisionRow, ended: RequestRow | None) -> Explained:
+    """A decision as a conductor would tell it; its end, if both records of it are there."""
+    outcome, actual = row.outcome, None
+    if outcome is not None and ended is not None:
+        actual = ActualTimes(
+            outcome=outcome.outcome,
+            cached_tokens=outcome.cached_tokens,
+            output_tokens=ended.output_tokens,
+            ttft_ms=outcome.ttft_ms,
+            tbt_ms=outcome.tbt_ms,
+        )
     return Explained(
         request=row.request,
         attempt=row.attempt,
-        candidates=tuple(
-            CandidateEstimate(
-                prefill=each.prefill,
-                decode=each.decode,
-                hit_tokens=each.hit_tokens,
-                queue_ms=each.queue_ms,
-                transfer_ms=each.transfer_ms,
-                prefill_ms=each.prefill_ms,
-                ttft_ms=each.ttft_ms,
-                tbt_ms=each.tbt_ms,
-            )
-            for each in row.candidates
+        candidates=msgspec.convert(
+            row.candidates, tuple[CandidateEstimate, ...], from_attributes=True
         ),
         reason=row.reason,
         considered=row.considered,
-        actual=None
-        if outcome is None
-        else ActualTimes(
-            outcome=outcome.outcome,
-            cached_tokens=outcome.cached_tokens,
-            output_tokens=0,
-            ttft_ms=outcome.ttft_ms,
-            tbt_ms=outcome.tbt_ms,
-        ),
+        actual=actual,
     )

@@ -133,18 +133,7 @@ class Journal:
 
     def placed(self, made: PlacementMade, now_s: float, wall_s: float) -> None:
         """A conductor placed a request, of this gateway or of another."""
-        entry = self._entries.get(made.request)
-        if entry is None:
-            view = RequestView(
-                request=made.request,
-                tenant=made.tenant,
-                model=made.model,
-                arrived_s=wall_s,
-                gateway=made.gateway.node,
-                prompt_tokens=made.prompt_tokens,
-            )
-            entry = self._keep(made.request, view, now_s)
-        view = entry.detail.view
+        view = self._of(made, now_s, wall_s).detail.view
         view.attempt = max(view.attempt, made.attempt)
         view.prefill, view.decode = made.prefill or "", made.decode
         view.predicted_ttft_ms, view.predicted_tbt_ms = made.ttft_ms, made.tbt_ms
@@ -154,17 +143,8 @@ class Journal:
 
         Whether that was news.
         """
-        entry = self._entries.get(record.request)
-        if entry is None:
-            view = RequestView(
-                request=record.request,
-                tenant=record.tenant,
-                model=record.model,
-                arrived_s=wall_s - record.total_ms / 1000,
-                gateway=record.gateway.node,
-                prompt_tokens=record.prompt_tokens,
-            )
-            entry = self._keep(record.request, view, now_s - record.total_ms / 1000)
+        taken_s = record.total_ms / 1000
+        entry = self._of(record, now_s - taken_s, wall_s - taken_s)
         view = entry.detail.view
         if view.state != "running":
             return False
@@ -212,6 +192,23 @@ class Journal:
         return found
 
     # ---- inside
+
+    def _of(
+        self, said: PlacementMade | RequestEnded, now_s: float, wall_s: float
+    ) -> _Entry:
+        """The entry of a request, made if another gateway took it: it arrived then."""
+        known = self._entries.get(said.request)
+        if known is not None:
+            return known
+        view = RequestView(
+            request=said.request,
+            tenant=said.tenant,
+            model=said.model,
+            arrived_s=wall_s,
+            gateway=said.gateway.node,
+            prompt_tokens=said.prompt_tokens,
+        )
+        return self._keep(said.request, view, now_s)
 
     def _keep(
         self,
