@@ -1,7 +1,5 @@
 """Feeds the pictures: from the bus, from this gateway's own requests, from the clock."""
 
-from contextlib import AsyncExitStack
-
 import msgspec
 import structlog
 
@@ -38,25 +36,17 @@ class Watch:
         self.chains = Chains()
         self.picture = Picture()
         self.series = Series()
-        self._closing = AsyncExitStack()
 
     async def start(self) -> None:
-        """Listen; ends with the node, or with ``close``."""
+        """Listen, until the node ends."""
         node = self._node
         for subject, handler in (
             (node.subjects.all_placements(), self._on_placement),
             (node.subjects.all_ended(), self._on_ended),
         ):
-            subscription = await node.bus.subscribe(
-                subject, handler, on_lost=self._on_lost
-            )
-            self._closing.push_async_callback(subscription.close)
+            await node.bus.subscribe(subject, handler, on_lost=self._on_lost)
         node.on_member(self._on_member)
         node.tasks.spawn(self._step(), name="dashboard steps")
-
-    async def close(self) -> None:
-        """Listen no more."""
-        await self._closing.aclose()
 
     # ---- this gateway's own requests
 
