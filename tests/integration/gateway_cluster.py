@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import openai
 from prometheus_client import CollectorRegistry
 from tests.integration.gateway_nodes import MeasuredNetwork, open_memory_node
 from tests.integration.gateway_script import (
@@ -339,6 +340,12 @@ class Running:
     def address(self) -> tuple[str, int]:
         host, port = self.url.removeprefix("http://").split(":")
         return host, int(port)
+
+
+def openai_client(running: Running) -> openai.AsyncOpenAI:
+    """The official client, which does not try again by itself; the caller closes it."""
+    url = f"{running.url}/v1"
+    return openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
 
 
 @asynccontextmanager

@@ -8,7 +8,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.integration.gateway_cluster import MODEL, Running, running_gateway
+from tests.integration.gateway_cluster import (
+    MODEL,
+    Running,
+    openai_client,
+    running_gateway,
+)
 
 CHAT: dict[str, Any] = {
     "model": MODEL,
@@ -292,9 +297,7 @@ async def test_template_switches_are_taken_and_texts_are_not(
 async def test_the_official_client_sees_answers_streams_and_errors(
     running: Running,
 ) -> None:
-    async with openai.AsyncOpenAI(
-        base_url=f"{running.url}/v1", api_key="none", max_retries=0
-    ) as client:
+    async with openai_client(running) as client:
         assert [m.id async for m in client.models.list()] == [MODEL]
         whole = await client.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": "hi"}]

@@ -13,6 +13,7 @@ from tests.integration.gateway_cluster import (
     TOKENIZER,
     Running,
     Script,
+    openai_client,
     running_gateway,
 )
 from tests.unit.gateway_models import CHATML, write_model
@@ -40,14 +41,8 @@ async def running(tmp_path: Path) -> AsyncGenerator[Running]:
 
 @pytest.fixture
 async def client(running: Running) -> AsyncGenerator[openai.AsyncOpenAI]:
-    async with client_of(running) as client:
+    async with openai_client(running) as client:
         yield client
-
-
-def client_of(running: Running) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(
-        base_url=f"{running.url}/v1", api_key="none", max_retries=0
-    )
 
 
 async def both(client: openai.AsyncOpenAI, **asked: Any) -> list[Response]:
@@ -156,7 +151,7 @@ async def test_reasoning_is_an_item_of_its_own(tmp_path: Path) -> None:
     )
     async with (
         running_gateway(tmp_path, model=folder, model_name=MODEL) as running,
-        client_of(running) as client,
+        openai_client(running) as client,
     ):
         running.script.answer = "<think>hm</think>\n\nyes"
         for response in await both(client):

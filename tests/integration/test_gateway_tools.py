@@ -19,6 +19,7 @@ from tests.integration.gateway_cluster import (
     TOKENIZER,
     Running,
     Script,
+    openai_client,
     running_gateway,
 )
 from tests.unit.gateway_models import CHATML, write_model
@@ -58,14 +59,8 @@ async def running(tmp_path: Path) -> AsyncGenerator[Running]:
 
 @pytest.fixture
 async def client(running: Running) -> AsyncGenerator[openai.AsyncOpenAI]:
-    async with client_of(running) as client:
+    async with openai_client(running) as client:
         yield client
-
-
-def client_of(running: Running) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(
-        base_url=f"{running.url}/v1", api_key="none", max_retries=0
-    )
 
 
 async def whole(client: openai.AsyncOpenAI, **asked: Any) -> dict[str, Any]:
@@ -241,7 +236,7 @@ async def test_llamas_calls_are_told_too(tmp_path: Path) -> None:
             model_name=MODEL,
             script=Script(context=4096, dead_after_s=30),
         ) as running,
-        client_of(running) as client,
+        openai_client(running) as client,
     ):
         running.script.answer = (
             '{"name": "weather", "parameters": {"city": "Zürich"}}; '
@@ -269,7 +264,7 @@ async def test_reasoning_is_apart_from_content_and_calls(tmp_path: Path) -> None
             model_name=MODEL,
             script=Script(context=4096, dead_after_s=30),
         ) as running,
-        client_of(running) as client,
+        openai_client(running) as client,
     ):
         running.script.answer = f"<think>\nhm, é\n</think>\n\n{CALLS}"
         expected: dict[str, Any] = {
