@@ -36,7 +36,10 @@ class Gateways:
     dice: Random = field(default_factory=lambda: Random(3))  # noqa: S311 - for a test
     open: set[str] = field(default_factory=set[str])
     most: int = 0
-    placed_s: list[float] = field(default_factory=list[float])
+    placed_s: list[tuple[float, float]] = field(
+        default_factory=list[tuple[float, float]]
+    )
+    """When a placement was asked for, and when it came: it was granted in between."""
     refused: int = 0
     asked: int = 0
 
@@ -57,6 +60,7 @@ class Gateways:
         name = f"r{self.asked}"
         node = self.dice.choice(self.nodes)
         rank = 0 if self.dice.random() < home_first else 1
+        asked_s = CLOCK.monotonic()
         answer = await self._answer(node, name, rank)
         if isinstance(answer, Rejected):
             assert answer.code is RejectCode.TENANT_LIMIT
@@ -66,7 +70,7 @@ class Gateways:
             return
         self.open.add(name)
         self.most = max(self.most, len(self.open))
-        self.placed_s.append(CLOCK.monotonic())
+        self.placed_s.append((asked_s, CLOCK.monotonic()))
         await CLOCK.sleep(self.dice.uniform(0.01, 0.15))
         self.open.discard(name)
         over = msgspec.structs.replace(ended(name), gateway=node.ref)
@@ -78,6 +82,9 @@ class Gateways:
         async with asyncio.timeout(ANSWER_LIMIT_S), asyncio.TaskGroup() as group:
             while True:
                 live = [each.ref for each in node.roster.live(Role.CONDUCTOR)]
+                if not live:  # none was heard of yet
+                    await CLOCK.sleep(0.02)
+                    continue
                 order = rendezvous_order(TENANT, live)
                 inbox = node.subjects.inbox(
                     Role.CONDUCTOR, order[rank % len(order)].node, Hop.ADMIT
@@ -95,11 +102,13 @@ class Gateways:
 
     def rate_excess(self) -> float:
         """How many more were placed than any stretch of time allows."""
-        last = len(self.placed_s) - 1
-        return max(
-            last - n + 1 - PER_MIN - (self.placed_s[-1] - at_s) * PER_MIN / 60
-            for n, at_s in enumerate(self.placed_s)
-        )
+        latest_s = self.placed_s[-1][1]
+        first_s, most = latest_s, -PER_MIN
+        for count, (asked_s, _) in enumerate(reversed(self.placed_s), 1):
+            first_s = min(first_s, asked_s)
+            allowed = PER_MIN + (latest_s - first_s) * PER_MIN / 60
+            most = max(most, count - allowed)
+        return most
 
 
 async def _quietly(asking: Coroutine[Any, Any, AnyMessage]) -> AnyMessage | None:

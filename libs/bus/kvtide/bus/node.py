@@ -25,6 +25,9 @@ Event = TypeVar("Event")
 
 log = structlog.get_logger("kvtide.bus.node")
 
+HEARD_AFTER_BEATS = 1.5
+"""Everybody beats once in a period; the half is for the way."""
+
 
 class NodeBus(Bus, Protocol):
     """What a node needs of its bus beside sending and hearing."""
@@ -182,6 +185,10 @@ class Node:
         """Listen on one of this node's inboxes; as ``Bus.subscribe``."""
         subject = self.subjects.inbox(role, self.ref.node, hop)
         return await self.bus.subscribe(subject, handler, limit=limit, on_lost=on_lost)
+
+    async def hear_others(self) -> None:
+        """Wait until all who live have had the time to beat, and so are in the roster."""
+        await self.clock.sleep(HEARD_AFTER_BEATS * self.times.beat_s)
 
     # ---- life
 

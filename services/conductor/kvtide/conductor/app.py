@@ -72,6 +72,9 @@ async def serve(
                 services.append(service)
                 with _health(settings, node, service, writer, registry) as health:
                     node.set_http(health.url)
+                    # asked before others were heard it would refuse for want of
+                    # workers, and grant anew what another conductor has granted
+                    await node.hear_others()
                     await service.start()
                     tasks.spawn(warm(catalog, node, dispatcher), name="warm index")
                     quotas = follow_quotas(
