@@ -192,6 +192,7 @@ class Model:
     broken_runs: int = 0
     runs: list[KvRun] = field(default_factory=list[KvRun])
     grammars: None = None
+    kv_tokens: int | None = None
 
     def new_run(self, capacity_tokens: int) -> KvRun:
         if self.broken_runs:

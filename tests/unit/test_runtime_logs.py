@@ -3,23 +3,11 @@
 import io
 import json
 import logging
-from collections.abc import Iterator
 
-import pytest
 import structlog
 
 from kvtide.runtime.logs import configure_logging, request_context
 from kvtide.runtime.names import random_node_name
-
-
-@pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
 
 
 def test_json_events_carry_node_request_and_no_secrets() -> None:
