@@ -63,8 +63,9 @@ async def serve_on(
         metrics,
         max_open_requests=settings.max_open_requests,
         quarantine_s=settings.quarantine_s,
-        workload=workload,
     )
+    if workload is not None:
+        gateway.observe(workload)
     tls = check_tls(settings.tls_cert, settings.tls_key)
     with ThreadPoolExecutor(settings.text_threads, "text") as executor:
         folder = settings.model.expanduser()
@@ -74,7 +75,7 @@ async def serve_on(
             TaskScope() as scope,
         ):
             door = Door(settings, gateway, served, metrics, desk)
-            dashboard = Dashboard(gateway, served, desk.catalog)
+            dashboard = Dashboard(gateway, desk.catalog)
             app = make_application(door, registry, dashboard.routes())
             limits = settings.connection_limits
             server = HttpServer(

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Protocol
 
 import structlog
 
@@ -53,8 +52,8 @@ from kvtide.gateway.life import (
     WorkerSaid,
 )
 from kvtide.gateway.metrics import GatewayMetrics
+from kvtide.gateway.observing import Observer
 from kvtide.gateway.session import Session
-from kvtide.gateway.workload import WorkloadLog
 from kvtide.kv import KeySpace, NodeId, NodeRef, RequestId, RequestRef, Role
 
 TICK_S = 0.025
@@ -65,18 +64,6 @@ OWNED_AFTER = 5
 log = structlog.get_logger("kvtide.gateway")
 
 _ROLES = {Stage.PREFILL: Role.PREFILL, Stage.DECODE: Role.DECODE}
-
-
-class Observer(Protocol):
-    """Looks on; called in the loop, must be quick and not raise."""
-
-    def arrived(self, spec: RequestSpec) -> None:
-        """A request was taken."""
-        ...
-
-    def told(self, request: RequestId, event: Event) -> None:
-        """A request's life was told something."""
-        ...
 
 
 class Gateway:
@@ -90,10 +77,8 @@ class Gateway:
         *,
         max_open_requests: int,
         quarantine_s: float = 600.0,
-        workload: WorkloadLog | None = None,
     ) -> None:
-        """Nothing is heard before ``start``. ``workload`` gets a line for each request."""
-        self._workload = workload
+        """Nothing is heard before ``start``."""
         self._quarantine = Quarantine(quarantine_s)
         self.node = node
         self._limits = limits
@@ -106,7 +91,7 @@ class Gateway:
         self._open = 0
         self._draining = False
         self._inbox: Subscription | None = None
-        self._observer: Observer | None = None
+        self._observers: list[Observer] = []
 
     @property
     def open_requests(self) -> int:
@@ -129,8 +114,8 @@ class Gateway:
         self.node.tasks.spawn(self._tell_owners(), name="gateway owner lists")
 
     def observe(self, observer: Observer) -> None:
-        """Have ``observer`` look on from now on."""
-        self._observer = observer
+        """Have ``observer`` look on too, from now on."""
+        self._observers.append(observer)
 
     def drain(self) -> None:
         """Take no new request; others hear it."""
@@ -193,10 +178,8 @@ class Gateway:
             self._on_ended,
             self._on_told,
         )
-        if self._observer is not None:
-            self._observer.arrived(spec)
-        if self._workload is not None:
-            self._workload.arrived(spec, space)
+        for observer in self._observers:
+            observer.arrived(spec, space)
         self._sessions[spec.request] = session
         self._count(1)
         session.tell(Submitted())
@@ -236,14 +219,14 @@ class Gateway:
         self._count(0)  # the new life has said nothing of its load yet
 
     def _on_told(self, request: RequestId, event: Event) -> None:
-        if self._observer is not None:
-            self._observer.told(request, event)
+        for observer in self._observers:
+            observer.told(request, event)
 
     def _on_ended(self, record: RequestEnded) -> None:
         self._count(-1)
         self._metrics.ended(record)
-        if self._workload is not None:
-            self._workload.ended(record)
+        for observer in self._observers:
+            observer.ended(record)
         session = self._sessions.get(record.request)
         if session is not None and record.code == FailureKind.QUARANTINED:
             self._quarantine.add(session.life.spec, self._now_s())

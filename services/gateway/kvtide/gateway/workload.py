@@ -13,6 +13,7 @@ import structlog
 
 from kvtide.bus.messages import RequestEnded
 from kvtide.gateway.life import RequestSpec
+from kvtide.gateway.observing import Observer
 from kvtide.kv import BlockIds, BlockKey, KeySpace, LoggedRequest, RequestId
 from kvtide.runtime import Clock
 
@@ -29,7 +30,7 @@ class _Arrival:
     block_tokens: int
 
 
-class WorkloadLog:
+class WorkloadLog(Observer):
     """Keeps what has ended until ``flush`` appends it to the file, in a thread.
 
     A file that would outgrow ``most_bytes`` is renamed to ``NAME.1``, in place of the one
@@ -47,13 +48,13 @@ class WorkloadLog:
         self.lost = 0
 
     def arrived(self, spec: RequestSpec, space: KeySpace) -> None:
-        """A request was taken; ``ended`` will be told of it."""
+        """See ``Observer``; ``ended`` will be told of it."""
         self._open[spec.request] = _Arrival(
             self._clock.wall() * 1000, spec.keys, space.layout.block_tokens
         )
 
     def ended(self, record: RequestEnded) -> None:
-        """It has had its terminal answer, whichever."""
+        """See ``Observer``."""
         arrival = self._open.pop(record.request, None)
         if arrival is None:
             return

@@ -3,7 +3,6 @@
 from fastapi import APIRouter
 
 from kvtide.catalog import Catalog
-from kvtide.gateway.served import ServedModel
 from kvtide.gateway.shell import Gateway
 from kvtide.gateway.ui.answers import Answers, Traffic
 from kvtide.gateway.ui.routes import asked_routes, live_routes, page_routes
@@ -13,10 +12,10 @@ from kvtide.gateway.ui.watch import Watch
 class Dashboard:
     """Watches from ``start`` on; its routes may be asked at any time."""
 
-    def __init__(self, gateway: Gateway, served: ServedModel, catalog: Catalog) -> None:
-        """All three are the owner's."""
+    def __init__(self, gateway: Gateway, catalog: Catalog) -> None:
+        """Both are the owner's."""
         self._gateway = gateway
-        self.watch = Watch(gateway.node, served)
+        self.watch = Watch(gateway.node)
         self._answers = Answers(gateway.node, catalog)
         self._traffic = Traffic(gateway.node)
 

@@ -6,12 +6,12 @@ import structlog
 from kvtide.bus import Incoming, Node, RosterEvent
 from kvtide.bus.messages import PlacementMade, RequestEnded
 from kvtide.gateway.life import Event, RequestSpec
-from kvtide.gateway.served import ServedModel
+from kvtide.gateway.observing import Observer
 from kvtide.gateway.ui.chains import Chains
 from kvtide.gateway.ui.journal import Journal
 from kvtide.gateway.ui.picture import ClusterChange, Picture
 from kvtide.gateway.ui.series import Point, Series
-from kvtide.kv import NodeId, RequestId
+from kvtide.kv import KeySpace, NodeId, RequestId
 
 STEP_S = 1.0
 
@@ -25,13 +25,12 @@ class News(msgspec.Struct, frozen=True, kw_only=True):
     points: list[Point]
 
 
-class Watch:
+class Watch(Observer):
     """All that the pages show. Lives in the gateway's loop; costs little unwatched."""
 
-    def __init__(self, node: Node, served: ServedModel) -> None:
+    def __init__(self, node: Node) -> None:
         """Hears nothing before ``start``."""
         self._node = node
-        self._served = served
         self.journal = Journal()
         self.chains = Chains()
         self.picture = Picture()
@@ -50,15 +49,13 @@ class Watch:
 
     # ---- this gateway's own requests
 
-    def arrived(self, spec: RequestSpec) -> None:
-        """A request was taken."""
-        facts = self._served.find_facts()
-        clock = self._node.clock
-        block_tokens = 0 if facts is None else facts.block_tokens
+    def arrived(self, spec: RequestSpec, space: KeySpace) -> None:
+        """See ``Observer``."""
+        clock, block_tokens = self._node.clock, space.layout.block_tokens
         self.journal.arrived(spec, block_tokens, clock.monotonic(), clock.wall())
 
     def told(self, request: RequestId, event: Event) -> None:
-        """A life was told something."""
+        """See ``Observer``."""
         self.journal.told(request, event, self._node.clock.monotonic(), self._hosts)
 
     # ---- the pages
