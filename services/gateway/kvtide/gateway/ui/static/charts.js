@@ -15,8 +15,8 @@ export class TimeChart {
   }
 
   draw(points) {
-    this.note.hidden = points.length > 1;
-    if (points.length < 2) return;
+    this.note.hidden = points.length > 0;
+    if (!points.length) return;
     const data = [points.map((p) => p.at_s), ...this.series.map((each) => points.map((p) => each.value(p)))];
     const width = Math.max(240, this.element.clientWidth - 22), theme = document.documentElement.dataset.theme;
     if (!this.plot || theme !== this.theme) this.make(width, data);
