@@ -194,6 +194,21 @@ def test_each_page_can_be_read_by_all(
         visit.context.close()
 
 
+def test_a_bad_question_of_a_page_is_named(system: System) -> None:
+    for path, param in (
+        ("requests?limit=9999", "limit"),
+        ("cache?minutes=x", "minutes"),
+    ):
+        reply = system.http.get(f"/admin/ui/{path}")
+        assert reply.status_code == 400
+        error = reply.json()["error"]
+        assert error["param"] == param
+        assert error["message"].startswith(f"{param}: Input should be")
+    gone = system.http.get("/admin/ui/requests/no-such-request")
+    assert gone.status_code == 404
+    assert "no-such-request" in gone.json()["error"]["message"]
+
+
 def test_it_is_usable_by_keyboard_and_keeps_the_theme(visit: Visit) -> None:
     page = visit.open("cluster")
     page.keyboard.press("Tab")

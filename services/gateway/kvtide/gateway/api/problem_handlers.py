@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from kvtide.gateway.api.problems import ApiError, internal, of_gateway
+from kvtide.gateway.api.problems import ApiError, bad_param, internal, of_gateway
 from kvtide.gateway.api.request_ids import request_id
 from kvtide.gateway.errors import GatewayError
 
@@ -90,7 +90,11 @@ def add_problem_handlers(app: FastAPI) -> None:
 
     async def of_validation(request: Request, error: Exception) -> Response:
         del request
-        return ProblemResponse(ApiError(400, str(error)))
+        if not isinstance(error, RequestValidationError):
+            raise error
+        first = error.errors()[0]
+        param = str(first["loc"][-1])
+        return ProblemResponse(bad_param(param, f"{param}: {first['msg']}"))
 
     async def of_bug(request: Request, error: Exception) -> Response:
         log.error(
