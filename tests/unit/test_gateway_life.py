@@ -251,6 +251,20 @@ def test_after_the_third_placement_it_fails() -> None:
     assert the(RecordEnded, story.said).message.attempt == 3
 
 
+def test_a_failure_counts_though_it_overtakes_the_workers_yes() -> None:
+    story = Story()
+    story.tell(Submitted())
+    for decode in (D1, D2, D1):
+        number = story.life.attempt
+        story.tell(AdmitAnswered(placed(number, P1, decode)))
+        failed = DecodeFailed(
+            request=R, attempt=number, decode=decode, code="oom", reason="x"
+        )
+        story.tell(WorkerSaid(decode, failed))
+    assert the(Fail, story.said).failure.kind is FailureKind.WORKERS_FAILED
+    assert the(RecordEnded, story.said).message.attempt == 3
+
+
 def test_a_worker_that_comes_back_is_no_longer_left_out() -> None:
     story = Story()
     story.run()

@@ -60,6 +60,7 @@ from kvtide.gateway.life.letters import Letters
 from kvtide.gateway.life.losses import (
     Exclusions,
     Loss,
+    LossKind,
     may_come_back,
     rejection_failure,
 )
@@ -353,7 +354,9 @@ class Life:
         """The attempt can't go on: the next one, or the end."""
         work = attempt.works[stage]
         self._excluded.add(work.worker)
-        failure = self._patience.lost(loss, ran=attempt.is_taken, now_s=now_s)
+        # who says that it failed has had the work, though its yes may come later
+        ran = attempt.is_taken or loss.kind is LossKind.FAILED
+        failure = self._patience.lost(loss, ran=ran, now_s=now_s)
         if loss.holds_nothing:
             work.state = WorkState.OVER
         if len(self._answer.tokens) >= self.spec.max_new_tokens:
