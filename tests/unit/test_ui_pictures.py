@@ -1,6 +1,7 @@
 """The dashboard's pictures: requests, prefixes, nodes and figures over time."""
 
 import msgspec
+import pytest
 from hypothesis import given, strategies as st
 from tests.unit.gateway_story import (
     D1,
@@ -16,10 +17,12 @@ from tests.unit.gateway_story import (
 from kvtide.bus import Changed, Gone, GoneReason, Joined, Member
 from kvtide.bus.messages import (
     Beat,
+    ChunkTime,
     DecodeTimes,
     NodeState,
     Outcome,
     PrefillLoad,
+    PrefillTimes,
     RequestEnded,
     Tokens,
 )
@@ -116,6 +119,24 @@ def test_a_request_is_told_from_its_arrival_to_its_end() -> None:
     assert all(0 <= span.start_ms < span.end_ms for span in detail.spans)
     assert (detail.view.state, detail.view.ttft_ms) == ("finished", 40.0)
     assert len(detail.token_ms) == 2
+
+
+def test_each_chunk_of_a_prefill_is_a_span() -> None:
+    journal = journal_of(70)
+    journal.told(R, AdmitAnswered(placed(1, P1, D1)), 100.01, lambda _: "")
+    chunks = tuple(
+        ChunkTime(tokens=size, end_ms=end, took_ms=9.0)
+        for size, end in ((32, 15.0), (32, 30.0), (5, 41.0))
+    )
+    times = PrefillTimes(queue_ms=4.0, load_ms=2.0, compute_ms=27.0, chunks=chunks)
+    done = msgspec.structs.replace(prefill_done(reused=0), times=times)
+    journal.told(R, WorkerSaid(P1, done), 100.05, lambda _: "")
+    detail = journal.detail(R)
+    assert detail is not None
+    shown = {span.name: (span.start_ms, span.end_ms) for span in detail.spans}
+    assert shown["queue"] == pytest.approx((10.0, 14.0))
+    assert shown["chunk 2: 32 tokens"] == pytest.approx((31.0, 40.0))
+    assert shown["chunk 3: 5 tokens"][1] == pytest.approx(50.0)  # never after its end
 
 
 def test_a_fail_over_is_a_span_and_a_mark_of_its_own() -> None:

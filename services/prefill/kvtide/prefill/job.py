@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvtide.bus.messages import (
+    MOST_CHUNK_TIMES,
+    ChunkTime,
     HandoverCopy,
     HandoverPlan,
     HandoverSlot,
@@ -80,6 +82,7 @@ class Job:
     started_s: float = 0.0
     load_ms: float = 0.0
     compute_ms: float = 0.0
+    chunk_times: list[ChunkTime] = field(default_factory=list[ChunkTime])
     plan: HandoverPlan | None = None
     slots: list[HandoverSlot] = field(default_factory=list[HandoverSlot])
     copies: list[HandoverCopy] = field(default_factory=list[HandoverCopy])
@@ -285,6 +288,18 @@ class Job:
         )
         return ChunkSpec(self.ref, self.at, end, filled)
 
+    def computed(self, chunk: ChunkSpec, took_ms: float, now_s: float) -> None:
+        """A chunk is in the worker's pages."""
+        self.at = chunk.end
+        if len(self.chunk_times) < MOST_CHUNK_TIMES:
+            self.chunk_times.append(
+                ChunkTime(
+                    tokens=chunk.end - chunk.start,
+                    end_ms=(now_s - self.arrived_s) * 1000,
+                    took_ms=took_ms,
+                )
+            )
+
     def finish(self, me: NodeRef) -> PrefillDone:
         """All is computed and committed."""
         queue_ms = (self.started_s - self.arrived_s) * 1000
@@ -296,7 +311,10 @@ class Job:
             computed_tokens=self.at - self.reused_tokens,
             messages=self.messages,
             times=PrefillTimes(
-                queue_ms=queue_ms, load_ms=self.load_ms, compute_ms=self.compute_ms
+                queue_ms=queue_ms,
+                load_ms=self.load_ms,
+                compute_ms=self.compute_ms,
+                chunks=tuple(self.chunk_times),
             ),
         )
         return self.done

@@ -348,7 +348,7 @@ class PrefillMachine:
             job.compute_ms += event.ms
             job.phase = Phase.READY
             if event.outcome is events.StepOutcome.DONE:
-                job.at = chunk.end
+                job.computed(chunk, event.ms, self._now_s)
             job.gated = event.outcome is events.StepOutcome.ABORTED
             job.fall_back()
             if self._held.died(job):

@@ -32,6 +32,8 @@ from kvtide.bus.messages.gossip import (
     SnapshotPull,
 )
 from kvtide.bus.messages.handover import (
+    MOST_CHUNK_TIMES,
+    ChunkTime,
     HandoverCopy,
     HandoverPlan,
     HandoverPull,
@@ -206,6 +208,7 @@ AnyMessage = (
 """The closed union of everything that may be on the bus."""
 
 __all__ = [
+    "MOST_CHUNK_TIMES",
     "Ack",
     "ActualTimes",
     "Admit",
@@ -225,6 +228,7 @@ __all__ = [
     "Cancel",
     "CandidateEstimate",
     "ChangeRoles",
+    "ChunkTime",
     "CommitBlock",
     "ConductorLoad",
     "CostsKnown",

@@ -11,6 +11,8 @@ import msgspec
 from kvtide.bus.messages.base import Message
 from kvtide.kv import Located, NodeRef, RequestId, SlotRef
 
+MOST_CHUNK_TIMES = 64
+
 
 class HandoverSlot(msgspec.Struct, frozen=True, array_like=True):
     """Block number ``block`` of the prompt, ``tokens`` of it, will be in ``slot``."""
@@ -61,12 +63,24 @@ class PartsReady(Message, frozen=True, tag="parts_ready"):
     parts: tuple[PartSums, ...]
 
 
+class ChunkTime(msgspec.Struct, frozen=True, kw_only=True):
+    """A computed chunk: its ``tokens``, and when it ended after the work's arrival."""
+
+    tokens: int
+    end_ms: float
+    took_ms: float
+
+
 class PrefillTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a prefill's time went, in milliseconds."""
+    """Where a prefill's time went, in milliseconds.
+
+    ``chunks`` are the first ``MOST_CHUNK_TIMES``, in order.
+    """
 
     queue_ms: float
     load_ms: float
     compute_ms: float
+    chunks: tuple[ChunkTime, ...] = ()
 
 
 class PrefillDone(Message, frozen=True, tag="prefill_done"):

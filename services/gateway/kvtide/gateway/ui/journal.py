@@ -12,6 +12,7 @@ from kvtide.bus.messages import (
     PlacementMade,
     PrefillDone,
     PrefillFailed,
+    PrefillTimes,
     Rejected,
     RequestEnded,
     Tokens,
@@ -43,7 +44,7 @@ HostOf = Callable[[NodeId], str]
 
 KEPT_REQUESTS = 2000
 KEPT_MARKS = 200
-KEPT_SPANS = 64
+KEPT_SPANS = 96
 
 
 class _Entry:
@@ -292,24 +293,16 @@ class Journal:
     def _prefilled(self, entry: _Entry, done: PrefillDone, at_ms: float) -> None:
         view = entry.detail.view
         view.cached_tokens = done.reused_tokens
-        begin_ms = entry.placed_ms
-        for name, took_ms in (
-            ("queue", done.times.queue_ms),
-            ("load", done.times.load_ms),
-            ("compute", done.times.compute_ms),
-        ):
-            # load and compute overlap layer by layer: what is shown is each one's share
-            end_ms = min(begin_ms + took_ms, at_ms)
+        for name, begin_ms, end_ms in prefill_spans(done.times, entry.placed_ms):
             entry.span(
                 Span(
                     name=name,
-                    start_ms=begin_ms,
-                    end_ms=end_ms,
+                    start_ms=min(begin_ms, at_ms),
+                    end_ms=min(end_ms, at_ms),
                     node=done.prefill.node,
                     attempt=done.attempt,
                 )
             )
-            begin_ms = end_ms
         text = f"{done.reused_tokens} tokens reused, {done.computed_tokens} computed"
         entry.mark(
             Mark(
@@ -349,6 +342,28 @@ class Journal:
                 node=tokens.decode.node,
             )
         )
+
+
+def prefill_spans(
+    times: PrefillTimes, sent_ms: float
+) -> list[tuple[str, float, float]]:
+    """Name, start and end of each part of a prefill whose work was sent at ``sent_ms``.
+
+    The first chunk overlaps the load, layer by layer.
+    """
+    queued_ms = sent_ms + times.queue_ms
+    found = [
+        ("queue", sent_ms, queued_ms),
+        ("load", queued_ms, queued_ms + times.load_ms),
+    ]
+    if len(times.chunks) < 2:  # noqa: PLR2004 - one chunk is the whole computation
+        loaded_ms = queued_ms + times.load_ms
+        return [*found, ("compute", loaded_ms, loaded_ms + times.compute_ms)]
+    for number, chunk in enumerate(times.chunks, 1):
+        end_ms = sent_ms + chunk.end_ms
+        name = f"chunk {number}: {chunk.tokens} tokens"
+        found.append((name, end_ms - chunk.took_ms, end_ms))
+    return found
 
 
 def _near(node: NodeId, here: str, host_of: HostOf) -> str:

@@ -87,7 +87,7 @@ export function waterfall(detail) {
     svg.append(label);
   }
   spans.forEach((span, i) => {
-    const y = top + i * row, kind = span.name.replaceAll(" ", "-");
+    const y = top + i * row, kind = span.name.startsWith("chunk") ? "compute" : span.name.replaceAll(" ", "-");
     const name = s("text", { x: left - 8, y: y + 16, "text-anchor": "end" });
     name.textContent = (span.attempt || 1) > 1 ? `${span.name} (attempt ${span.attempt})` : span.name;
     const box = s("rect", { x: x(span.start_ms), y: y + 3, width: Math.max(2, x(span.end_ms) - x(span.start_ms)), height: row - 8, rx: 3, class: `fill-${kind}` });
