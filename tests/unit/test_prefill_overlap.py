@@ -1,7 +1,8 @@
 """A reused prefix comes layer by layer, and each layer is computed as soon as it is there."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -20,7 +21,14 @@ from tests.unit.shell_world import (
 from torch import Tensor
 
 from kvtide.bus import Hop
-from kvtide.bus.messages import Ack, HandoverTaken, PrefillDone, PutBlock, PutSlot
+from kvtide.bus.messages import (
+    Ack,
+    HandoverTaken,
+    PrefillDone,
+    PrefillWork,
+    PutBlock,
+    PutSlot,
+)
 from kvtide.engine.runner import Chunk
 from kvtide.kv import Lease, Located, RequestId, Role, Tier
 from kvtide.pool import MissReason, ReadOutcome
@@ -128,32 +136,65 @@ async def test_the_next_layer_loads_while_one_is_computed(
         await until(lambda: all(run.closed for run in world.model.runs), "runs end")
 
 
-class SsdPool(Pool):
-    """Has what is on an SSD: it is read whole or not at all, and its header never alone."""
+def on_ssd(work: PrefillWork) -> PrefillWork:
+    """The same, with all that is reused on an SSD."""
+    reuse = tuple(
+        msgspec.structs.replace(
+            each, slot=msgspec.structs.replace(each.slot, tier=Tier.SSD)
+        )
+        for each in work.reuse
+    )
+    return msgspec.structs.replace(work, reuse=reuse)
+
+
+@dataclass
+class SsdPool(SlowPool):
+    """Has room to stage all, or one copy of each call; reads what it holds staged."""
+
+    room: bool = True
+    holds: int = 0
+
+    @asynccontextmanager
+    async def staged(
+        self, located: Sequence[Located], *, timeout_s: float
+    ) -> AsyncGenerator[Sequence[Located | None]]:
+        assert timeout_s > 0
+        self.holds += 1
+        there = [
+            msgspec.structs.replace(
+                each, slot=msgspec.structs.replace(each.slot, tier=Tier.DRAM)
+            )
+            for each in located
+        ]
+        yield there if self.room else [*there[:1], *[None] * (len(there) - 1)]
+        self.holds -= 1
 
     async def read_blocks(
         self, located: Sequence[Located], *rest: object, **options: object
     ) -> list[ReadOutcome]:
-        del rest
-        assert options["parts"] == range(4)
+        tiers = {each.slot.tier for each in located}
+        if self.room:
+            assert (self.holds, tiers) == (1, {Tier.DRAM})
+            return await super().read_blocks(located, *rest, **options)
+        assert (self.holds, tiers, options["parts"]) == (0, {Tier.SSD}, range(4))
         return [ReadOutcome() for _ in located]
 
 
-async def test_a_prefix_on_an_ssd_is_reused() -> None:
-    runner = Told()
-    async with world_of(Role.PREFILL, SsdPool(), Model(runner=runner)) as world:
-        work = prefill_work("a", 40, reuse=2)
-        reuse = tuple(
-            msgspec.structs.replace(
-                each, slot=msgspec.structs.replace(each.slot, tier=Tier.SSD)
-            )
-            for each in work.reuse
-        )
-        await world.ask(msgspec.structs.replace(work, reuse=reuse))
+@pytest.mark.parametrize("room", [True, False])
+async def test_a_prefix_on_an_ssd_is_staged_once_and_loaded_beside_the_compute(
+    monkeypatch: pytest.MonkeyPatch, *, room: bool
+) -> None:
+    monkeypatch.setattr(layered_load, "READ_BYTES", 1)
+    runner = Told(loop=asyncio.get_running_loop())
+    pool = SsdPool(first_made=runner.first_made, room=room)
+    async with world_of(Role.PREFILL, pool, Model(runner=runner)) as world:
+        await world.ask(on_ssd(prefill_work("a", 40, reuse=2)))
         done = await world.told("a")
         assert isinstance(done, PrefillDone)
         assert (done.reused_tokens, done.computed_tokens) == (32, 7)
         assert runner.starts == [32]
+        assert pool.layers == ([0, 1] if room else [])
+        assert pool.holds == 0
         taken = HandoverTaken(request=RequestId("a"), attempt=1)
         assert isinstance(await world.send(Hop.CONTROL, taken), Ack)
 

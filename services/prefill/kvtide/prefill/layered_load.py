@@ -1,10 +1,10 @@
 """A reused prefix, read layer by layer, so that a step can follow behind."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
-from kvtide.kv import Tier
+from kvtide.kv import Located
 from kvtide.pool import PoolClient
 from kvtide.prefill import events
 from kvtide.prefill.gate import LoadGate
@@ -45,12 +45,12 @@ class LayeredLoad:
         """
         load, layout = self._load, self._held.space.layout
         begin_s = self._clock.monotonic()
-        if any(copy.slot.tier is Tier.SSD for copy in load.copies):
-            # each read would bring the block into memory again: all of it at once
-            blocks = await self._read(len(load.copies), range(layout.parts), timeout_s)
+        blocks = await self._staged_by_layer(begin_s + timeout_s, checked)
+        if blocks is None:
+            every = range(layout.parts)
+            left_s = begin_s + timeout_s - self._clock.monotonic()
+            blocks = await self._read(load.copies, every, left_s)
             self._gate.ended(whole=blocks == len(load.copies) or not load.promised)
-        else:
-            blocks = await self._by_layer(begin_s + timeout_s, checked)
         if blocks < len(load.copies):
             log.info(
                 "reuse missed",
@@ -62,13 +62,30 @@ class LayeredLoad:
         whole = blocks == len(load.copies)
         return events.Loaded(load.ref, blocks, size, ms, load.first, whole)
 
-    async def _by_layer(
+    async def _staged_by_layer(
         self, until_s: float, checked: Callable[[events.Event], object]
+    ) -> int | None:
+        """Have what is on an SSD in memory once, for the reads of all layers.
+
+        None: there was no room for all of it at once; it is to be read block by block.
+        """
+        left_s = until_s - self._clock.monotonic()
+        async with self._pool.staged(self._load.copies, timeout_s=left_s) as there:
+            copies = [copy for copy in there if copy is not None]
+            if len(copies) < len(there):
+                return None
+            return await self._by_layer(copies, until_s, checked)
+
+    async def _by_layer(
+        self,
+        copies: Sequence[Located],
+        until_s: float,
+        checked: Callable[[events.Event], object],
     ) -> int:
         """Check the headers, then read; how many blocks are there in every layer."""
         load, layout = self._load, self._held.space.layout
         headers = await self._pool.read_headers(
-            load.copies,
+            copies,
             self._held.space.tags,
             layout,
             timeout_s=max(0.0, until_s - self._clock.monotonic()),
@@ -89,7 +106,8 @@ class LayeredLoad:
         while layer < layers and blocks:
             left_s = until_s - self._clock.monotonic()
             end = min(layers, layer + at_once)
-            good = await self._read(blocks, range(2 * layer, 2 * end), left_s)
+            parts = range(2 * layer, 2 * end)
+            good = await self._read(copies[:blocks], parts, left_s)
             if good < blocks:
                 blocks = good
                 self._gate.ended(whole=False)
@@ -98,15 +116,17 @@ class LayeredLoad:
         self._gate.ended(whole=blocks == promised)
         return blocks
 
-    async def _read(self, blocks: int, parts: range, timeout_s: float) -> int:
-        """Read these parts of the first blocks; how many of the blocks have them."""
+    async def _read(
+        self, copies: Sequence[Located], parts: range, timeout_s: float
+    ) -> int:
+        """Read these parts of the copies; how many, from the first on, have them."""
         outcomes = await self._pool.read_blocks(
-            self._load.copies[:blocks],
+            copies,
             self._held.space.tags,
             self._held.space.layout,
-            self._sinks[:blocks],
+            self._sinks[: len(copies)],
             timeout_s=max(0.0, timeout_s),
             purpose="reuse",
             parts=parts,
         )
-        return next((i for i, one in enumerate(outcomes) if not one.ok), blocks)
+        return next((i for i, one in enumerate(outcomes) if not one.ok), len(copies))
