@@ -133,6 +133,11 @@ class Dispatcher:
             policy,
         )
 
+    @property
+    def index(self) -> PrefixIndex:
+        """Which blocks it believes where; for those who compare that with the truth."""
+        return self._index
+
     def handle(self, event: Event, now_s: float) -> list[Command]:
         """Take an event at monotonic time ``now_s``; returns what is to be done."""
         if isinstance(event, Question):
