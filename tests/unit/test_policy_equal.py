@@ -47,6 +47,8 @@ workers = st.builds(
     load_bytes_per_s=st.just(0.0) | st.floats(1e3, 1e12),
     waiting_ms=st.just(0.0) | st.floats(0, 1e4),
     inflows=st.sampled_from([0.0, 1.0, 3.0]),
+    pending_blocks=st.sampled_from([0, 0, 1, 9, 200]),
+    pending_ms=st.just(0.0) | st.floats(0, 1e4),
     curve=st.none() | prefill_curves,
     loading=st.none() | load_curves,
 )
@@ -138,7 +140,11 @@ def is_sound(ask: Ask, cluster: Cluster, verdict: Placement) -> None:
     assert chosen.prefill is None or chosen.prefill in {w.ref for w in cluster.prefills}
     for number, located in enumerate(chosen.reuse):
         assert located in {copy.located for copy in ask.prefix[number]}
-    assert len(chosen.reuse) * ask.block_tokens == estimate.hit_tokens
+    pending_tokens = estimate.hit_tokens - len(chosen.reuse) * ask.block_tokens
+    if pending_tokens:
+        (worker,) = (w for w in cluster.prefills if w.ref == chosen.prefill)
+        assert 0 < pending_tokens <= worker.pending_blocks * ask.block_tokens
+        assert len(chosen.reuse) == ask.reusable_blocks
     assert estimate.hit_tokens + chosen.rest_tokens == ask.kv_tokens
     assert 1 <= len(verdict.candidates) <= 8
     for shown in verdict.candidates:

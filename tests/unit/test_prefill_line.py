@@ -71,6 +71,15 @@ def test_what_cannot_be_done_in_time_is_refused_with_its_own_time() -> None:
     assert accepted.start_ms == pytest.approx(3000)
 
 
+def test_what_two_prompts_share_counts_once_in_the_queue() -> None:
+    shell = Shell(PrefillLimits(initial_tokens_per_s=100, prepare_ahead=1))
+    shell.tell(events.WorkArrived(work("a", 4 * BLOCK + 1)))
+    first_ms = shell.machine.load().queue_ms
+    shell.tell(events.WorkArrived(work("b", 5 * BLOCK + 1)))
+    added_ms = shell.machine.load().queue_ms - first_ms
+    assert added_ms == pytest.approx(BLOCK * 10)
+
+
 def test_chunks_shrink_to_the_target_as_steps_are_measured() -> None:
     shell = Shell(PrefillLimits(step_ms=100, initial_tokens_per_s=1000))
     shell.tell(events.WorkArrived(work("a", 801)))

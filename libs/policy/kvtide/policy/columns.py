@@ -31,6 +31,8 @@ class PrefillColumns:
     waiting_ms: Floats
     waiting_tokens: Floats
     inflows: Floats
+    pending_blocks: Ints
+    pending_ms: Floats
     fixed_ms: Floats
     token_ms: Floats
     pair_ms: Floats
@@ -156,6 +158,8 @@ def _prefills(
         waiting_ms=_floats([w.waiting_ms for w in workers]),
         waiting_tokens=_floats([w.waiting_tokens for w in workers]),
         inflows=_floats([w.inflows for w in workers]),
+        pending_blocks=np.array([w.pending_blocks for w in workers], dtype=np.int64),
+        pending_ms=_floats([w.pending_ms for w in workers]),
         fixed_ms=_floats([curve.fixed_ms for curve in curves]),
         token_ms=_floats([curve.token_ms for curve in curves]),
         pair_ms=_floats([curve.pair_ms for curve in curves]),

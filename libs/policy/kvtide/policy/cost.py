@@ -6,7 +6,7 @@ prefill added). ``scoring`` has the same for columns of workers.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtide.kv import NodeRef, Tier
 from kvtide.policy.curves import (
@@ -50,7 +50,8 @@ class Load:
 class Plan:
     """How much of a prefix to load, and how long that and computing the rest take.
 
-    ``made_ms``: until both are done, in part at once.
+    ``made_ms``: until both are done, in part at once. ``pending_blocks`` are loaded once
+    the worker has computed them for another request.
     """
 
     blocks: int
@@ -59,6 +60,7 @@ class Plan:
     rest_tokens: int
     compute_ms: float
     made_ms: float
+    pending_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +73,18 @@ class DecodeCost:
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """Who loads: its curves, where it is, and what it is loading already."""
+    """Who loads: its curves, where it is, and what it is loading already.
+
+    ``pending_blocks`` as in ``PrefillWorker``; they are there ``pending_ms`` after all
+    that waits there now.
+    """
 
     host: str
     inflows: float
     curve: PrefillCurve
     loading: LoadCurve
+    pending_blocks: int = 0
+    pending_ms: float = 0.0
 
 
 class CostModel:
@@ -90,7 +98,9 @@ class CostModel:
         """What was fitted for its class, else what it reports, else the seeds."""
         curve = worker.curve or prefill_curve(worker.tokens_per_s, self.seeds)
         loading = worker.loading or load_curve(worker.load_bytes_per_s, self.seeds)
-        return Loader(worker.host, worker.inflows, curve, loading)
+        pending_ms = max(0.0, worker.pending_ms - self.queue_ms(worker, curve))
+        pending = worker.pending_blocks if worker.host else 0
+        return Loader(worker.host, worker.inflows, curve, loading, pending, pending_ms)
 
     def queue_ms(self, worker: PrefillWorker, curve: PrefillCurve) -> float:
         """Until all that waits or runs there now is computed."""
@@ -181,6 +191,28 @@ class CostModel:
             if rule is not ReuseRule.CHEAPEST or plan.made_ms <= best.made_ms:
                 best = plan
         return best
+
+    def pending_plan(
+        self, ask: Ask, loader: Loader, loads: Sequence[Load]
+    ) -> Plan | None:
+        """Load all these runs and what the worker is computing; None if that is nothing.
+
+        It has to wait until that is there.
+        """
+        blocks = sum(load.run.blocks for load in loads)
+        pending = min(loader.pending_blocks, ask.full_blocks - blocks)
+        if pending <= 0:
+            return None
+        load_ms = loader.loading.fixed_ms
+        load_ms += sum(load.run.blocks * load.block_ms for load in loads)
+        load_ms += pending * self._block_ms(ask, loader.loading.near_byte_ms)
+        plan = self._plan(ask, loader, blocks + pending, load_ms)
+        return replace(
+            plan,
+            blocks=blocks,
+            pending_blocks=pending,
+            made_ms=plan.made_ms + loader.pending_ms,
+        )
 
     def decode_cost(self, ask: Ask, worker: DecodeWorker) -> DecodeCost:
         """How long the request waits for room there, and the pace it then gets."""

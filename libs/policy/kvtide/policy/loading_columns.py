@@ -32,6 +32,12 @@ class LoaderColumns:
     near_byte_ms: Floats
     far_byte_ms: Floats
 
+    def compute_ms(self, new: Ints, reused: Ints) -> Floats:
+        """``PrefillCurve.ms`` of so many tokens at each."""
+        pairs = new * (new + 2 * reused + 1) / 2
+        curve_ms = self.fixed_ms + self.token_ms * new + self.pair_ms * pairs
+        return np.where(new > 0, curve_ms, 0.0)
+
 
 class HeldRuns:
     """A prompt's reusable blocks in runs that the same hosts hold, equally quick to read.
@@ -107,6 +113,21 @@ class HeldRuns:
         np.maximum(rate, 1 + loaders.inflows, out=rate)
         rate *= loaders.far_byte_ms
         return self._block_ms(rate)
+
+    def all_ms(self, loaders: LoaderColumns, near: Flags) -> Floats:
+        """All runs, each from the loader's own host where ``near``, else from the others."""
+        load_ms = loaders.load_fixed_ms.copy()
+        places = self.places(loaders.host)
+        loads_ms = np.where(
+            near, self.near_ms(loaders, places), self.far_ms(loaders, places)
+        )
+        for run, count in enumerate(self.counts):
+            load_ms += loads_ms[run] * count
+        return load_ms
+
+    def pending_ms(self, loaders: LoaderColumns) -> Floats:
+        """One block from the loader's own memory."""
+        return self._block_ms(loaders.near_byte_ms.copy())
 
     def from_ms(self, loaders: LoaderColumns, place: int) -> Floats:
         """One block of each run from one other host; for ever where it has it not."""

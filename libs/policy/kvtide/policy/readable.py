@@ -117,7 +117,7 @@ class ReadablePolicy:
         """With the least loaded decode, or the best on its own host if that is better."""
         loader = self._cost.loader(worker)
         loads = self._loads(ask, cluster, loader, runs)
-        plan = self._cost.plan(ask, loader, loads, self._rules.reuse)
+        plan = self._plan(ask, loader, loads)
         queue_ms = self._cost.queue_ms(worker, loader.curve)
         options = [least]
         beside = [each for each in decodes if each.worker.host == worker.host]
@@ -135,6 +135,14 @@ class ReadablePolicy:
             for decode in options
         ]
         return min(found, key=lambda each: self._completion(ask, each.estimate))
+
+    def _plan(self, ask: Ask, loader: Loader, loads: Sequence[Load]) -> Plan:
+        plan = self._cost.plan(ask, loader, loads, self._rules.reuse)
+        if self._rules.pending:
+            waiting = self._cost.pending_plan(ask, loader, loads)
+            if waiting is not None and waiting.made_ms <= plan.made_ms:
+                return waiting
+        return plan
 
     def _loads(
         self, ask: Ask, cluster: Cluster, loader: Loader, runs: Sequence[Run]

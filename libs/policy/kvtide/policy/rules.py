@@ -51,7 +51,8 @@ class PolicyRules:
 
     ``pairs``: besides the least loaded decode worker, the best one on the prefill
     worker's own host is tried with it. Where decode has to compute no more than
-    ``direct_blocks`` blocks itself, decode alone is a candidate too.
+    ``direct_blocks`` blocks itself, decode alone is a candidate too. ``pending``: blocks
+    that a prefill worker computes for another request count as soon to be its own.
     """
 
     name: PolicyName
@@ -60,6 +61,7 @@ class PolicyRules:
     pairs: bool = False
     direct_blocks: int = 0
     balancing_ratio: float = 2.0
+    pending: bool = False
 
 
 def rules_of(
@@ -89,6 +91,7 @@ def rules_of(
                 RankRule.COMPLETION,
                 pairs=True,
                 direct_blocks=direct_blocks,
+                pending=True,
             )
 
 

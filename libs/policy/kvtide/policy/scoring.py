@@ -41,7 +41,10 @@ from kvtide.policy.views import Ask
 
 @dataclass(frozen=True, slots=True)
 class _Plans:
-    """How much each loader loads; ``near``: which runs it loads from its own host."""
+    """How much each loader loads; ``near``: which runs it loads from its own host.
+
+    ``blocks`` are of the pool, ``pending`` those that the loader computes for others.
+    """
 
     near: Flags
     only: int | None
@@ -50,6 +53,7 @@ class _Plans:
     transfer_ms: Floats
     compute_ms: Floats
     made_ms: Floats
+    pending: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,10 @@ class ColumnPolicy:
         if not len(loaders.host):
             return no_prefill()
         plans = self._plans(ask, loaders, runs)
+        if self.rules.pending and fleet.prefills.pending_blocks.any():
+            whole = int(runs.ends[-1]) == min(holdings.blocks, ask.full_blocks)
+            if whole:
+                plans = self._waiting(ask, fleet.prefills, loaders, runs, plans)
         scores = self._scores(ask, fleet, scored, least, plans)
         order = self._order(ask, scores, plans, len(fleet.prefills.refs))
         if not len(order):
@@ -208,6 +216,40 @@ class ColumnPolicy:
             transfer_ms=transfer_ms[taken, each],
             compute_ms=compute_ms[taken, each],
             made_ms=made_ms[taken, each],
+            pending=np.zeros(len(each), dtype=np.int64),
+        )
+
+    def _waiting(
+        self,
+        ask: Ask,
+        prefills: PrefillColumns,
+        loaders: LoaderColumns,
+        runs: HeldRuns,
+        plans: _Plans,
+    ) -> _Plans:
+        """With what is being computed there for others, where that is no slower."""
+        near, others = plans.near, len(loaders.host) - len(prefills.refs)
+        pending = np.where(prefills.host != NO_HOST, prefills.pending_blocks, 0)
+        pending = np.pad(pending, (0, others))
+        ends = int(runs.ends[-1])
+        pending = np.clip(pending, 0, max(0, ask.full_blocks - ends))
+        hits = (ends + pending) * ask.block_tokens
+        rest = np.maximum(0, ask.kv_tokens - hits)
+        compute_ms = loaders.compute_ms(rest, hits)
+        transfer_ms = runs.all_ms(loaders, near) + pending * runs.pending_ms(loaders)
+        late_ms = np.maximum(0.0, prefills.pending_ms - _queue_ms(prefills))
+        made_ms = transfer_ms + compute_ms + np.pad(late_ms, (0, others))
+        made_ms -= self.seeds.overlap_share * np.minimum(transfer_ms, compute_ms)
+        better = (pending > 0) & (made_ms <= plans.made_ms)
+        return _Plans(
+            near=near,
+            only=plans.only,
+            blocks=np.where(better, ends, plans.blocks),
+            rest_tokens=np.where(better, rest, plans.rest_tokens),
+            transfer_ms=np.where(better, transfer_ms, plans.transfer_ms),
+            compute_ms=np.where(better, compute_ms, plans.compute_ms),
+            made_ms=np.where(better, made_ms, plans.made_ms),
+            pending=np.where(better, pending, 0),
         )
 
     # ---- candidates
@@ -223,9 +265,7 @@ class ColumnPolicy:
         prefills = fleet.prefills
         workers, candidates = len(prefills.refs), len(plans.made_ms)
         queue_ms = np.zeros(candidates)
-        queue_ms[:workers] = (
-            prefills.waiting_ms + prefills.waiting_tokens * prefills.token_ms
-        )
+        queue_ms[:workers] = _queue_ms(prefills)
         made_ms = queue_ms + plans.made_ms
         decode = np.full(candidates, least, dtype=np.int64)
         found = self._with(fleet, decodes, decode, queue_ms, made_ms)
@@ -299,6 +339,10 @@ class ColumnPolicy:
         return ask.answer_tokens or self.seeds.answer_tokens
 
 
+def _queue_ms(prefills: PrefillColumns) -> Floats:
+    return prefills.waiting_ms + prefills.waiting_tokens * prefills.token_ms
+
+
 def _ranking(
     ask: Ask, fleet: Fleet, scores: _Scores, plans: _Plans, order: Ints
 ) -> Ranking:
@@ -317,7 +361,7 @@ def _estimates(
 ) -> tuple[Estimate, ...]:
     """Those candidates as people see them."""
     decode: list[int] = scores.decode.take(rows).tolist()
-    blocks: list[int] = plans.blocks.take(rows).tolist()
+    blocks: list[int] = (plans.blocks + plans.pending).take(rows).tolist()
     times_ms = zip(
         scores.queue_ms.take(rows).tolist(),
         plans.transfer_ms.take(rows).tolist(),

@@ -95,6 +95,9 @@ def summary(ttfts: Sequence[float]) -> RestSummary | None:
 def _reason(ask: Ask, rules: PolicyRules, chosen: Candidate, ranking: Ranking) -> str:
     cost = chosen.estimate
     cached = f"{cost.hit_tokens} of {ask.prompt_tokens} prompt tokens from the pool"
+    pending_tokens = cost.hit_tokens - len(chosen.reuse) * ask.block_tokens
+    if pending_tokens > 0:
+        cached += f" ({pending_tokens} once another request has computed them there)"
     if chosen.rest_tokens == 0:
         way = f"{cost.decode} needs no prefill"
     elif chosen.prefill is None:

@@ -73,6 +73,9 @@ class PrefillWorker:
     What waits is ``waiting_ms`` long, and ``waiting_tokens`` more of which no time is
     known. ``inflows`` are loads from other hosts that are on their way to it. Curves
     that were fitted to its class come before its own rates.
+
+    ``pending_blocks`` of this prompt, after those that the pool has, are computed there
+    for other requests: the last is done in ``pending_ms``. The worker waits for them.
     """
 
     ref: NodeRef
@@ -82,6 +85,8 @@ class PrefillWorker:
     load_bytes_per_s: float = 0.0
     waiting_ms: float = 0.0
     inflows: float = 0.0
+    pending_blocks: int = 0
+    pending_ms: float = 0.0
     curve: PrefillCurve | None = None
     loading: LoadCurve | None = None
 

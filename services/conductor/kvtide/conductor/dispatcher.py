@@ -70,6 +70,7 @@ from kvtide.conductor.reducers.homes import Homes
 from kvtide.conductor.reducers.limits import Denied, TenantLimits
 from kvtide.conductor.reducers.membership import Membership
 from kvtide.conductor.reducers.outlook import Outlook
+from kvtide.conductor.reducers.pending import PendingBlocks
 from kvtide.conductor.reducers.prefix_index import PrefixIndex
 from kvtide.conductor.reducers.replication import Replication, ReplicationRules
 from kvtide.conductor.reducers.roles import RoleAdvice, Roles
@@ -113,6 +114,7 @@ class Dispatcher:
         self._quotas = serving.quotas
         self._tenants = TenantLimits(serving.quotas, serving.default_quota)
         self._homes = Homes(self._members, self._tenants)
+        self._pending = PendingBlocks(self._limits.pending_blocks)
         self._answers = Answers(self._limits)
         self._explanations = Explanations(self._limits.explanations)
         self._roles = Roles(self._members, serving.roles)
@@ -129,6 +131,7 @@ class Dispatcher:
                 self._outlook,
                 self._tenants,
                 self._homes,
+                self._pending,
             ),
             policy,
         )
@@ -226,6 +229,7 @@ class Dispatcher:
                 self.me = me
                 self._bookings.clear()
                 self._answers.clear()
+                self._pending.clear()
                 self._tenants.forsake()
             case QuotasRead(quotas):
                 self._tenants.replace({**self._quotas, **quotas})
@@ -254,6 +258,7 @@ class Dispatcher:
                     self._tenants.lost(request, now_s)
         self._bookings.tick(now_s)
         self._answers.tick(now_s)
+        self._pending.tick(now_s)
         self._tenants.tick(now_s)
         self._index.sweep(self._limits.swept_keys)
 
@@ -312,6 +317,7 @@ class Dispatcher:
     def _lost(self, beat: Beat, now_s: float) -> None:
         """That life of a node is over, and with it what it held and owned."""
         self._roles.gone(beat.node)
+        self._pending.worker_gone(beat.node.node)
         if Role.STORE in beat.roles:
             self._index.forget_life(beat.node)
             self._replication.store_gone(beat.node)
@@ -323,6 +329,7 @@ class Dispatcher:
         """Close the book; the conductor that placed it records it, if it still lives."""
         booking = self._bookings.end(ended.request, now_s)
         self._outlook.ended(ended, now_s)
+        self._pending.remove(ended.request)
         if ended.outcome is Outcome.REJECTED:
             self._tenants.release(ended.request, now_s)
         else:

@@ -13,6 +13,7 @@ class ConductorLimits:
     request never ends, and ``idle_s`` the age from which a gateway's word that it has
     no open requests ends it; ``answer_s`` how long a repeated ``Admit`` gets the very same
     answer; ``ended_s`` how long late messages of an ended request are known as such.
+    ``pending_blocks`` that are being computed are followed, each at each worker.
     """
 
     settle_s: float = 0.3
@@ -20,6 +21,7 @@ class ConductorLimits:
     idle_s: float = 2.0
     booking_s: float = 900.0
     bookings: int = 200_000
+    pending_blocks: int = 500_000
     answer_s: float = 30.0
     answers: int = 8192
     ended_s: float = 60.0

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from kvtide.bus.messages import PrefillLoad, PrefillWork, RefuseCode
-from kvtide.kv import NodeRef
+from kvtide.kv import BlockKey, NodeRef
 from kvtide.prefill.job import Job, Phase
 from kvtide.prefill.limits import PrefillLimits
 from kvtide.prefill.loads import LoadRates
@@ -40,8 +40,15 @@ def crowded(
 
 
 def queue_ms(jobs: Iterable[Job], cost: StepCost) -> float:
-    """How long it takes to compute all of these."""
-    return sum(cost.ms(job.shape_left) for job in jobs)
+    """How long it takes to compute all of these, one after the other.
+
+    One that is queued loads what those before it have made.
+    """
+    total_ms, made = 0.0, set[BlockKey]()
+    for job in jobs:
+        total_ms += cost.ms(job.shape_after(made))
+        made.update(job.unmade)
+    return total_ms
 
 
 def load_of(

@@ -1,5 +1,6 @@
 """One prompt's way through a prefill worker. Pure."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -139,6 +140,23 @@ class Job:
         return StepShape.of(
             [(start, self.end)] if self.left and start < self.end else []
         )
+
+    def shape_after(self, made: Collection[BlockKey]) -> StepShape:
+        """``shape_left``, if those blocks are in the pool by then."""
+        if self.phase is not Phase.QUEUED:
+            return self.shape_left
+        block = len(self.reuse)
+        while block < self.end // self.block_tokens and self.work.keys[block] in made:
+            block += 1
+        start = min(block * self.block_tokens, self.end)
+        return StepShape.of([(start, self.end)] if start < self.end else [])
+
+    @property
+    def unmade(self) -> tuple[BlockKey, ...]:
+        """The full blocks that are not in the pool yet, as far as it knows."""
+        if self.phase is Phase.QUEUED:
+            return self.work.keys[len(self.reuse) : self.end // self.block_tokens]
+        return self.making
 
     @property
     def due_s(self) -> float:

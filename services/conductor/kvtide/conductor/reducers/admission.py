@@ -31,6 +31,7 @@ from kvtide.conductor.reducers.homes import Homes
 from kvtide.conductor.reducers.limits import Denied, TenantLimits
 from kvtide.conductor.reducers.membership import Line, Membership
 from kvtide.conductor.reducers.outlook import Outlook
+from kvtide.conductor.reducers.pending import PendingBlocks
 from kvtide.conductor.reducers.rejections import denied, no_model, stale, too_large
 from kvtide.conductor.reducers.sight import Sight
 from kvtide.kv import Layout, NodeRef
@@ -38,6 +39,7 @@ from kvtide.policy import (
     LEAST_RETRY_MS,
     Ask,
     Bottleneck,
+    Candidate,
     ColumnPolicy,
     Estimate,
     Fleet,
@@ -48,6 +50,7 @@ from kvtide.policy import (
 )
 
 _HOLD_MARGIN_MS = 2000.0
+_S_TO_MS = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class Knowledge:
     outlook: Outlook
     limits: TenantLimits
     homes: Homes
+    pending: PendingBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +192,7 @@ class Admission:
         known = self._known
         booking = known.bookings.release(admit.request)
         known.outlook.released(admit.request, now_s)
+        known.pending.remove(admit.request)
         if booking is not None and booking.attempt == admit.attempt:
             only = known.fleet.only(rows, booking.prefill, booking.decode)
             verdict = self._place(admit, ask, only, now_s)
@@ -201,7 +206,9 @@ class Admission:
         known, policy = self._known, self._policy
         holdings = known.sight.holdings(admit.keys)
         held_tokens = holdings.blocks * ask.block_tokens
-        prefills = known.fleet.prefills(rows, known.outlook.inflows(rows, now_s))
+        pending = known.pending.after(admit.keys, holdings.blocks, now_s)
+        inflows = known.outlook.inflows(rows, now_s)
+        prefills = known.fleet.prefills(rows, inflows, pending)
         life_tokens = 0.0
         if policy.rules.rank is RankRule.COMPLETION:
             life_tokens = ask.answer_tokens
@@ -293,11 +300,23 @@ class Admission:
         known = self._known
         known.bookings.book(booking_of(made, now_s))
         known.outlook.placed(made, now_s)
+        self._pending(admit, ask, chosen, now_s)
         known.answers.keep(admit, answer, now_s)
         candidates = tuple(shown(estimate) for estimate in verdict.candidates)
         known.explanations.keep(answer, candidates, verdict.considered, verdict.rest)
         record = RecordDecision(admit, answer, candidates, verdict.considered)
         return Decision(answer, (Announce(made), record))
+
+    def _pending(self, admit: Admit, ask: Ask, chosen: Candidate, now_s: float) -> None:
+        """The full blocks that the prefill worker will put into the pool."""
+        if chosen.prefill is None:
+            return
+        cost = chosen.estimate
+        done_ms = cost.queue_ms + cost.transfer_ms + cost.prefill_ms
+        keys = admit.keys[len(chosen.reuse) : ask.full_blocks]
+        done_s = now_s + done_ms / _S_TO_MS
+        node = chosen.prefill.node
+        self._known.pending.add(admit.request, node, keys, now_s, done_s)
 
 
 def booking_of(made: PlacementMade, now_s: float) -> Booking:

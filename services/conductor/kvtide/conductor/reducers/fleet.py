@@ -3,7 +3,7 @@
 What a worker reports is not believed below zero: a policy never sees a negative load.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from kvtide.bus.messages import Beat, DecodeLoad, PrefillLoad
 from kvtide.conductor.reducers.bookings import Bookings
 from kvtide.conductor.reducers.costs import Costs
 from kvtide.conductor.reducers.membership import Line
+from kvtide.conductor.reducers.pending import Pending
 from kvtide.kv import NodeId, NodeRef
 from kvtide.policy import DecodeColumns, PrefillColumns
 from kvtide.policy.forecast import Coming
@@ -127,8 +128,21 @@ class FleetTable:
             )
         )
 
-    def prefills(self, rows: ModelRows, inflows: Floats) -> PrefillColumns:
-        """The prefill workers as a policy looks at them."""
+    def prefills(
+        self,
+        rows: ModelRows,
+        inflows: Floats,
+        pending: Mapping[NodeId, Pending] | None = None,
+    ) -> PrefillColumns:
+        """The prefill workers as a policy looks at them.
+
+        ``pending`` is what some of them compute of the prompt that is to be placed.
+        """
+        pending_blocks = np.zeros(len(rows.prefills), dtype=np.int64)
+        pending_ms = np.zeros(len(rows.prefills))
+        for node, found in (pending or {}).items():
+            at = rows.prefills == self._rows.get(node, -1)
+            pending_blocks[at], pending_ms[at] = found.blocks, found.ms
         table = self._table.take(rows.prefills, axis=1, mode="clip")
         return PrefillColumns(
             refs=rows.prefill_refs,
@@ -137,6 +151,8 @@ class FleetTable:
             waiting_ms=table[0] + table[16],
             waiting_tokens=table[1],
             inflows=inflows,
+            pending_blocks=pending_blocks,
+            pending_ms=pending_ms,
             fixed_ms=table[2],
             token_ms=table[3],
             pair_ms=table[4],
