@@ -38,6 +38,7 @@ from kvtide.catalog import (
     RemovalRow,
     Tenancy,
     TenancyError,
+    TenantHits,
     TenantRow,
 )
 from kvtide.catalog.database import open_engine, transaction
@@ -236,6 +237,15 @@ async def test_hit_rates_are_of_requests_and_of_tiers_over_time(
     own = replace(query, tenant=TenantId("other"), step_s=100.0)
     assert await catalog.hit_rates(own) == (HitRate(100.0, 1, 1, 200, 64, 32, 16),)
     assert await catalog.hit_rates(replace(query, model="none")) == ()
+    acme, other = TenantId("acme"), TenantId("other")
+    assert await catalog.tenant_hits(query) == (
+        TenantHits(60.0, acme, 2, 400, 128),
+        TenantHits(120.0, acme, 1, 200, 64),
+        TenantHits(120.0, other, 1, 200, 64),
+    )
+    largest = await catalog.tenant_hits(query, most=1)
+    assert {each.tenant for each in largest} == {acme}
+    assert {each.tenant for each in await catalog.tenant_hits(own)} == {other}
 
 
 async def test_deleted_tenants_are_told_in_their_order(catalog: Catalog) -> None:

@@ -33,6 +33,7 @@ from kvtide.catalog.queries import (
     HitRate,
     RemovalCount,
     RemovalQuery,
+    TenantHits,
 )
 from kvtide.catalog.records import (
     Access,
@@ -106,6 +107,7 @@ __all__ = [
     "RequestRow",
     "Tenancy",
     "TenancyError",
+    "TenantHits",
     "TenantRow",
     "Verdict",
     "Writer",

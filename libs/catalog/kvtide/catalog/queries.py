@@ -89,6 +89,17 @@ class HitRate:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantHits:
+    """What one tenant's requests that ended in one step found cached."""
+
+    start_s: float
+    tenant: TenantId
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class RemovalQuery:
     """Which removals: every field that is not None must match."""
 
@@ -200,6 +211,51 @@ def hit_rate(row: Values, step_s: float) -> HitRate:
     """A row of ``select_hit_rates``."""
     counts = {name: int(value) for name, value in row.items() if name != "step"}
     return HitRate(start_s=float(row["step"]) * step_s, **counts)
+
+
+def select_tenant_hits(query: HitQuery, most: int) -> Executable:
+    """Rows by step, of the ``most`` tenants with the longest prompts in all."""
+    tenant, prompt_tokens = requests.c.tenant, func.sum(requests.c.prompt_tokens)
+    wanted = [
+        requests.c.ended_at_s >= query.since_s,
+        requests.c.ended_at_s < query.until_s,
+    ]
+    if query.tenant is not None:
+        wanted.append(tenant == query.tenant)
+    if query.model is not None:
+        wanted.append(requests.c.model == query.model)
+    largest = (
+        select(tenant)
+        .where(*wanted)
+        .group_by(tenant)
+        .order_by(prompt_tokens.desc(), tenant)
+        .limit(most)
+    )
+    step: ColumnElement[float] = func.floor(requests.c.ended_at_s / query.step_s)
+    return (
+        select(
+            step.label("step"),
+            tenant,
+            func.count().label("requests"),
+            prompt_tokens.label("prompt_tokens"),
+            func.sum(requests.c.cached_tokens).label("cached_tokens"),
+        )
+        .where(*wanted, tenant.in_(largest))
+        .group_by(step, tenant)
+        .order_by(step, tenant)
+        .limit(MAX_PAGE)
+    )
+
+
+def tenant_hits(row: Values, step_s: float) -> TenantHits:
+    """A row of ``select_tenant_hits``."""
+    return TenantHits(
+        start_s=float(row["step"]) * step_s,
+        tenant=TenantId(row["tenant"]),
+        requests=int(row["requests"]),
+        prompt_tokens=int(row["prompt_tokens"]),
+        cached_tokens=int(row["cached_tokens"]),
+    )
 
 
 def select_removals(query: RemovalQuery) -> Select[Any]:

@@ -23,6 +23,7 @@ from kvtide.catalog.queries import (
     HitRate,
     RemovalCount,
     RemovalQuery,
+    TenantHits,
     count_removals,
     hit_rate,
     removal_count,
@@ -30,6 +31,8 @@ from kvtide.catalog.queries import (
     select_blocks,
     select_hit_rates,
     select_removals,
+    select_tenant_hits,
+    tenant_hits,
 )
 from kvtide.catalog.records import (
     Access,
@@ -242,6 +245,13 @@ class Catalog:
         """What requests found cached, by the time when they ended."""
         rows = await self._rows(select_hit_rates(query))
         return tuple(hit_rate(row, query.step_s) for row in rows)
+
+    async def tenant_hits(
+        self, query: HitQuery, *, most: int = 6
+    ) -> tuple[TenantHits, ...]:
+        """The same by tenant, for the ``most`` of them with the longest prompts."""
+        rows = await self._rows(select_tenant_hits(query, most))
+        return tuple(tenant_hits(row, query.step_s) for row in rows)
 
     async def removals(self, query: RemovalQuery) -> tuple[RemovalRow, ...]:
         """Copies that went, the newest first."""

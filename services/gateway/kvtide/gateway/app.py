@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -75,7 +76,9 @@ async def serve_on(
             TaskScope() as scope,
         ):
             door = Door(settings, gateway, served, metrics, desk)
-            dashboard = Dashboard(gateway, desk.catalog)
+            dashboard = Dashboard(
+                gateway, desk.catalog, workload_log=_log_path(settings)
+            )
             app = make_application(door, registry, dashboard.routes())
             limits = settings.connection_limits
             server = HttpServer(
@@ -102,11 +105,16 @@ async def serve_on(
 
 
 def _workload_log(settings: GatewaySettings, node: Node) -> WorkloadLog | None:
-    path = settings.workload_log
+    path = _log_path(settings)
     if path is None:
         return None
     ids, most_bytes = BlockIds(node.secret), settings.workload_log_bytes
-    return WorkloadLog(path.expanduser(), ids, node.clock, most_bytes=most_bytes)
+    return WorkloadLog(path, ids, node.clock, most_bytes=most_bytes)
+
+
+def _log_path(settings: GatewaySettings) -> Path | None:
+    path = settings.workload_log
+    return None if path is None else path.expanduser()
 
 
 async def _drain(gateway: Gateway, limit_s: float) -> None:

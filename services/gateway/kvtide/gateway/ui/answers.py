@@ -25,6 +25,7 @@ from kvtide.catalog import (
     HitRate,
     RemovalCount,
     RequestRow,
+    TenantHits,
     Verdict,
 )
 from kvtide.gateway.ui.chains import ChainView
@@ -61,6 +62,7 @@ class CacheView(msgspec.Struct, frozen=True, kw_only=True):
     chains: list[ChainView]
     copies: list[list[Copy]]
     hit_rates: tuple[HitRate, ...]
+    tenants: tuple[TenantHits, ...]
     block_counts: tuple[BlockCount, ...]
     removals: tuple[RemovalCount, ...]
     missing: str
@@ -142,6 +144,7 @@ class Answers:
         try:
             async with asyncio.timeout(CATALOG_LIMIT_S):
                 rates = await catalog.hit_rates(query)
+                tenants = await catalog.tenant_hits(query)
                 counts = await catalog.block_counts()
                 removals = await catalog.removal_counts(since_s=since_s)
                 copies = [
@@ -150,13 +153,14 @@ class Answers:
                 ]
         except (CatalogError, TimeoutError) as error:
             return CacheView(
-                chains=chains, copies=[], hit_rates=(), block_counts=(), removals=(),
-                missing=_no_catalog(error),
+                chains=chains, copies=[], hit_rates=(), tenants=(), block_counts=(),
+                removals=(), missing=_no_catalog(error),
             )  # fmt: skip
         return CacheView(
             chains=chains,
             copies=copies,
             hit_rates=rates,
+            tenants=tenants,
             block_counts=counts,
             removals=removals,
             missing="",

@@ -26,16 +26,29 @@ _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-_SAFE = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-        "connect-src 'self'; frame-src 'self' blob:; base-uri 'none'; "
-        "form-action 'none'; frame-ancestors 'none'"
-    ),
+_COMMON = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
+_SAFE = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; frame-src 'self'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    ),
+    **_COMMON,
+}
+REPORT_PAGE = "report.html"
+_SAFE_REPORT = {
+    "content-security-policy": (
+        "sandbox allow-scripts; default-src 'none'; script-src 'self'; "
+        "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'self'"
+    ),
+    **_COMMON,
+}
+"""A report brings its own style, and gets an origin of its own."""
 
 
 class RequestPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +84,8 @@ def page_routes() -> APIRouter:
         found = files.get(name or "index.html")
         if found is None:
             raise ApiError(404, f"the dashboard has no file {name[:100]!r}")
-        return Response(found[1], media_type=found[0], headers=_SAFE)
+        headers = _SAFE_REPORT if name == REPORT_PAGE else _SAFE
+        return Response(found[1], media_type=found[0], headers=headers)
 
     del to_pages, page
     return router

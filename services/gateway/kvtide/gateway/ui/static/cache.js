@@ -3,6 +3,28 @@ import { bytes, count, h, percent, table, tiles } from "./dom.js";
 import { TimeChart } from "./charts.js";
 import { get } from "./live.js";
 
+const COLOURS = ["accent", "computed", "host", "ssd", "warn", "bad"];
+
+// a point a step, with each tenant's tokens by its name
+function byTenant(view) {
+  const points = new Map();
+  for (const each of view.tenants) {
+    if (!points.has(each.start_s)) points.set(each.start_s, { at_s: each.start_s });
+    points.get(each.start_s)[each.tenant] = each;
+  }
+  return [...points.values()];
+}
+
+function tenantRows(view) {
+  const sums = new Map();
+  for (const each of view.tenants) {
+    const sum = sums.get(each.tenant) || { requests: 0, prompt: 0, cached: 0 };
+    sums.set(each.tenant, { requests: sum.requests + each.requests, prompt: sum.prompt + each.prompt_tokens, cached: sum.cached + each.cached_tokens });
+  }
+  return [...sums].sort((a, b) => b[1].prompt - a[1].prompt)
+    .map(([tenant, sum]) => ({ cells: [tenant || "default", count(sum.requests), count(sum.prompt), count(sum.cached), percent(sum.cached, sum.prompt)] }));
+}
+
 function treeRows(view) {
   const level = [];
   return view.chains.map((chain, i) => {
@@ -34,8 +56,22 @@ export const cache = {
       { label: "really cached", colour: "ink", value: (p) => (p.prompt_tokens ? 100 * p.cached_tokens / p.prompt_tokens : null) }], { unit: " %" });
     const hits = new TimeChart("Requests, and those with any hit", [
       { label: "requests", colour: "soft", value: (p) => p.requests }, { label: "with a hit", colour: "host", value: (p) => p.hit_requests }]);
+    const tenants = h("div", { id: "tenants" }), tenantBox = h("div");
+    let tenantNames = "", tenantShare = null;
+    const drawTenants = (view) => {
+      const rows = tenantRows(view), names = [...new Set(view.tenants.map((each) => each.tenant))].sort();
+      tenants.replaceChildren(rows.length ? table("The six tenants with the longest prompts", [{ title: "Tenant" }, { title: "Requests", num: true }, { title: "Prompt tokens", num: true }, { title: "Cached", num: true }, { title: "Share", num: true }], rows)
+        : h("p", { class: "empty" }, "No request has ended in this time."));
+      if (tenantShare === null || names.join("\n") !== tenantNames) {
+        tenantNames = names.join("\n");
+        tenantShare = new TimeChart("Share of prompt tokens that were cached, by tenant", names.map((name, i) => ({ label: name || "default", colour: COLOURS[i % COLOURS.length], value: (p) => (p[name] ? 100 * p[name].cached_tokens / p[name].prompt_tokens : null) })), { unit: " %" });
+        tenantBox.replaceChildren(tenantShare.element);
+      }
+      tenantShare.draw(byTenant(view));
+    };
     const top = h("div"), tree = h("div", { id: "tree" }), copies = h("div", { id: "copies" }), gone = h("div", { id: "gone" }), note = h("p", { class: "error" });
-    holder.append(h("div", { class: "bar" }, h("div", {}, h("label", { for: "cache-minutes" }, "Over the last"), minutes)), note, top, h("div", { class: "charts" }, share.element, hits.element),
+    holder.append(h("div", { class: "bar" }, h("div", {}, h("label", { for: "cache-minutes" }, "Over the last"), minutes)), note, top, h("div", { class: "charts" }, share.element, hits.element, tenantBox),
+      h("h2", {}, "By tenant"), tenants,
       h("h2", {}, "The hottest prefixes"), h("p", { class: "hint" }, "Heat is the number of reuses, halved every ten minutes. A row is a run of blocks that are reused together; those below it go on from it."), tree,
       h("h2", {}, "What is kept where"), copies, h("h2", {}, "What went, and why"), gone);
     let busy = false;
@@ -49,7 +85,7 @@ export const cache = {
         const sum = (name) => view.hit_rates.reduce((total, rate) => total + rate[name], 0);
         top.replaceChildren(tiles([["Requests", count(sum("requests"))], ["With a hit", percent(sum("hit_requests"), sum("requests"))], ["Tokens cached", percent(sum("cached_tokens"), sum("prompt_tokens"))],
           ["Blocks kept", count(view.block_counts.reduce((total, each) => total + each.blocks, 0))], ["Bytes kept", bytes(view.block_counts.reduce((total, each) => total + each.bytes, 0))]]));
-        share.draw(points); hits.draw(points);
+        share.draw(points); hits.draw(points); drawTenants(view);
         tree.replaceChildren(view.chains.length ? h("div", { class: "tree" }, table("Prefixes that were reused", [{ title: "First block" }, { title: "Blocks", num: true }, { title: "From block", num: true }, { title: "Heat", num: true }, { title: "Size", num: true }, { title: "Copies of its last block" }, { title: "Tenant" }], treeRows(view)))
           : h("p", { class: "empty" }, "No prefix has been reused since this gateway started. Ask the same thing twice on the Chat page."));
         copies.replaceChildren(view.block_counts.length ? table("Committed copies", [{ title: "Node" }, { title: "Tier" }, { title: "Blocks", num: true }, { title: "Bytes", num: true }], view.block_counts.map((each) => ({ cells: [each.node, each.tier, count(each.blocks), bytes(each.bytes)] }))) : h("p", { class: "empty" }, "No block is kept yet."));

@@ -23,6 +23,13 @@ export async function get(path) {
   return reply.json();
 }
 
+export async function post(path, body) {
+  const reply = await fetch(path, { method: "POST", headers: headers({ "content-type": "application/json" }), body: JSON.stringify(body) });
+  if (reply.status === 401 || reply.status === 403) { await needKey(); return post(path, body); }
+  if (!reply.ok) throw new Error(await reason(reply));
+  return reply.json();
+}
+
 async function reason(reply) {
   try { return (await reply.json()).error.message; } catch { return `the gateway answered ${reply.status}`; }
 }
