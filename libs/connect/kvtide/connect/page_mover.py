@@ -1,0 +1,131 @@
+"""Moves whole pages between an engine's memory and the pool, for one rank."""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import structlog
+
+from kvtide.connect.client import EngineClient, Pieces
+from kvtide.connect.pages import Pages
+from kvtide.connect.prefix_plan import Claim, Move, Task
+from kvtide.connect.space_book import SpaceBook
+
+log = structlog.get_logger("kvtide.connect")
+
+MAX_LOADS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Loads that are over, well or not.
+
+    Attributes:
+        requests: all of them, each once.
+        failed: those of them that lack a block.
+        bad_blocks: the blocks that they lack; what is in them is undefined.
+    """
+
+    requests: set[str] = field(default_factory=set[str])
+    failed: set[str] = field(default_factory=set[str])
+    bad_blocks: set[int] = field(default_factory=set[int])
+
+
+class PageMover:
+    """Loads in a thread of its own, saves in the caller's. For one engine thread.
+
+    The engine must leave a request's pages alone until its load is finished, and a
+    page's content as it is during ``save``.
+    """
+
+    def __init__(
+        self, client: EngineClient, pages: Sequence[Pages], book: SpaceBook
+    ) -> None:
+        """``pages`` and ``book`` by cache group."""
+        self._client = client
+        self._pages = pages
+        self._book = book
+        self._lock = threading.Lock()
+        self._finished = Finished()
+        self._open = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvtide-load")
+
+    def close(self) -> None:
+        """Wait for loads under way; each is bounded. Idempotent."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    # ---- loading
+
+    def load(self, task: Task) -> None:
+        """Begin to load a request's blocks; ``finished`` will name the request."""
+        with self._lock:
+            self._open += 1
+            crowded = self._open > MAX_LOADS
+        if crowded:
+            self._ended(task, _blocks(task.moves))
+        else:
+            self._thread.submit(self._load, task)
+
+    def finished(self) -> Finished:
+        """What has ended since the last call."""
+        with self._lock:
+            done, self._finished = self._finished, Finished()
+            return done
+
+    def _load(self, task: Task) -> None:
+        bad = _blocks(task.moves)
+        try:
+            for move in task.moves:
+                bad -= self._load_move(move, task.claim)
+        except Exception:
+            # the engine computes what it has not got
+            log.exception("load_failed", request=task.request)
+        self._ended(task, bad)
+
+    def _load_move(self, move: Move, claim: Claim) -> set[int]:
+        with self._lock:
+            space = self._book.space(move.group, claim)
+        pages = self._pages[move.group]
+
+        def deliver(i: int, pieces: Pieces) -> None:
+            pages.put(move.blocks[i], pieces)
+
+        had = self._client.load(space, space.keys(move.names), deliver)
+        return {block for block, ok in zip(move.blocks, had, strict=True) if ok}
+
+    def _ended(self, task: Task, bad: set[int]) -> None:
+        with self._lock:
+            self._open -= 1
+            self._finished.requests.add(task.request)
+            if bad:
+                self._finished.failed.add(task.request)
+                self._finished.bad_blocks.update(bad)
+
+    # ---- saving
+
+    def save(self, tasks: Sequence[Task]) -> None:
+        """Hand these blocks to the pool; nothing of them is read any more after it."""
+        together: dict[tuple[int, Claim], dict[bytes, int]] = {}
+        for task in tasks:
+            for move in task.moves:
+                wanted = together.setdefault((move.group, task.claim), {})
+                wanted.update(zip(move.names, move.blocks, strict=True))
+        for (group, claim), wanted in together.items():
+            try:
+                self._save(group, claim, wanted)
+            except Exception:
+                # a block that is not pooled is computed again some day
+                log.exception("save_failed", blocks=len(wanted))
+
+    def _save(self, group: int, claim: Claim, wanted: dict[bytes, int]) -> None:
+        with self._lock:
+            space = self._book.space(group, claim)
+        blocks, pages = tuple(wanted.values()), self._pages[group]
+        self._client.save(
+            space, space.keys(tuple(wanted)), lambda i: pages.pieces(blocks[i])
+        )
+
+
+def _blocks(moves: Sequence[Move]) -> set[int]:
+    return {block for move in moves for block in move.blocks}

@@ -1,0 +1,152 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+"""What of vLLM's configuration goes into keys and plans; imports neither vLLM nor torch.
+
+Scheduler and workers are apart and must come to the same keys, so everything here is
+made from what both are given.
+"""
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+from kvtide.connect.model_digest import folder_digest
+from kvtide.connect.prefix_plan import Claim, Geometry, Group
+from kvtide.connect.settings import ConnectSettings
+from kvtide.connect.shape import BlockShape
+from kvtide.connect.space import EngineSpace
+from kvtide.runtime import ConfigError
+
+SAFE_HASHES = ("sha256", "sha256_cbor")
+WHOLE = ("FullAttentionSpec", "MLAAttentionSpec")
+WINDOWED = ("SlidingWindowSpec", "SlidingWindowMLASpec")
+
+
+def check_config(config: Any) -> None:
+    """Refuse what can't work, before the engine serves.
+
+    Raises:
+        ConfigError: it says which flag to change.
+    """
+    transfer, cache = config.kv_transfer_config, config.cache_config
+    parallel = config.parallel_config
+    if transfer.kv_load_failure_policy != "recompute":
+        raise ConfigError(
+            "a block that is gone must be computed, not fail its request: set "
+            '"kv_load_failure_policy": "recompute" in --kv-transfer-config',
+            key="kv_load_failure_policy",
+        )
+    if cache.prefix_caching_hash_algo not in SAFE_HASHES:
+        raise ConfigError(
+            f"block hashes by {cache.prefix_caching_hash_algo} may collide between "
+            "tenants: start with --prefix-caching-hash-algo sha256_cbor",
+            key="prefix_caching_hash_algo",
+        )
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(parallel, name, 1) > 1:
+            raise ConfigError(f"{name} above 1 is not supported", key=name)
+    if parallel.pipeline_parallel_size > 1:
+        raise ConfigError(
+            "pipeline parallelism is not supported", key="pipeline_parallel_size"
+        )
+
+
+def geometry(cache_config: Any, unit_tokens: int, hash_tokens: int) -> Geometry:
+    """The groups of the cache.
+
+    Raises:
+        ConfigError: one can't be addressed by block hashes, or not yet.
+    """
+    groups: list[Group] = []
+    for number, group in enumerate(cache_config.kv_cache_groups):
+        spec = group.kv_cache_spec
+        kind = type(spec).__name__
+        eagle = bool(getattr(group, "is_eagle_group", False))
+        if kind not in (*WHOLE, *WINDOWED) or eagle:
+            what = "a draft model's group" if eagle else kind
+            raise ConfigError(
+                f"KV cache group {number} is {what}, which can't be pooled yet",
+                key="kv_cache_groups",
+            )
+        window = int(spec.sliding_window) if kind in WINDOWED else None
+        groups.append(Group(int(spec.block_size), window))
+    return Geometry(tuple(groups), hash_tokens, unit_tokens)
+
+
+def shapes(cache_config: Any) -> tuple[BlockShape, ...]:
+    """A block of each group: a page of each of its layers."""
+    return tuple(
+        BlockShape(len(group.layer_names), int(group.kv_cache_spec.page_size_bytes))
+        for group in cache_config.kv_cache_groups
+    )
+
+
+def engine_spaces(
+    config: Any, cache_config: Any, settings: ConnectSettings, version: str, rank: int
+) -> tuple[EngineSpace, ...]:
+    """The spaces of one tensor-parallel rank, by group.
+
+    Raises:
+        ConfigError: the model's files can't be found or read.
+    """
+    digest = settings.model_digest or _model_digest(config, settings)
+    size = config.parallel_config.tensor_parallel_size
+    return tuple(
+        EngineSpace(
+            engine=f"vllm {version}",
+            model=digest,
+            numerics=_numerics(config, cache_config, group),
+            place=f"tp{rank}/{size} group{number}",
+        )
+        for number, group in enumerate(cache_config.kv_cache_groups)
+    )
+
+
+def claim_of(request: Any) -> Claim | None:
+    """Whose a request's blocks are; None: nothing of it may be pooled."""
+    adapter = ""
+    lora = getattr(request, "lora_request", None)
+    if lora is not None:
+        try:
+            adapter = folder_digest(Path(lora.lora_path))
+        except ConfigError:
+            return None
+    return Claim(tenant=getattr(request, "cache_salt", None) or "", adapter=adapter)
+
+
+def _model_digest(config: Any, settings: ConnectSettings) -> str:
+    folder = Path(config.model_config.model)
+    if not folder.exists():
+        raise ConfigError(
+            f"{folder} is no folder here: give the model as a path, or its digest as "
+            "'model_digest' in kv_connector_extra_config",
+            key="model_digest",
+        )
+    return folder_digest(folder, settings.state_dir / "digests")
+
+
+def _numerics(config: Any, cache_config: Any, group: Any) -> str:
+    """Canonical text of what changes a page's bytes beside the weights."""
+    model, spec = config.model_config, group.kv_cache_spec
+    overrides = model.hf_config.to_dict()
+    facts = {
+        "dtype": model.dtype,
+        "quantization": model.quantization,
+        "config": {key: overrides[key] for key in sorted(overrides)},
+        "spec": type(spec).__name__,
+        "tokens": spec.block_size,
+        "heads": getattr(spec, "num_kv_heads", 0),
+        "head": getattr(spec, "head_size", 0),
+        "cache dtype": getattr(spec, "dtype", ""),
+        "window": getattr(spec, "sliding_window", None),
+        "layout": config.cache_config.kv_cache_layout,
+        "layers": len(group.layer_names),
+        "groups": len(cache_config.kv_cache_groups),
+        "device": config.device_config.device_type,
+        # attention on a CPU packs a page as its instructions like it
+        "machine": platform.machine()
+        if config.device_config.device_type == "cpu"
+        else "",
+    }
+    return json.dumps(facts, sort_keys=True, default=str)
