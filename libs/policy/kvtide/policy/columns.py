@@ -74,6 +74,7 @@ class Fleet:
 class Holdings:
     """The copies of a prompt's first ``blocks`` blocks, in columns of one length.
 
+    By block: the first one's copies come first.
     ``located`` makes the copy in a row of these columns an object.
     """
 

@@ -4,14 +4,12 @@ Matrices have a row for each run of blocks and a column for each loader.
 """
 
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtide.policy.columns import NO_HOST, Flags, Floats, Holdings, Ints
 from kvtide.policy.curves import CostSeeds
-from kvtide.policy.spreading import Option
 from kvtide.policy.views import Ask
 
 _LEAST_RATE = 1e-300
@@ -148,35 +146,44 @@ class HeldRuns:
         places = np.arange(len(self._flows), dtype=np.int64)
         return int(np.argmax(self.held(places)))
 
-    def options(
-        self, own: int, near: Flags, only: int | None, blocks: int
-    ) -> list[list[Option[int]]]:
-        """The copies (rows of the holdings) that each of the first blocks may be read from.
+    def spread(self, own: int, near: Flags, only: int | None, blocks: int) -> list[int]:
+        """The copy (a row of the holdings) that each of the first blocks is read from.
 
         ``near`` says of each run whether it is read from the place ``own``, else from
-        all others, or from the place ``only`` alone.
+        all others, or from the place ``only`` alone. As ``spreading.spread``; within a
+        run every block has the same choice.
         """
-        block, place, grade = self._block, self._place, self._grade
-        run = np.searchsorted(self.ends, block, side="right") - 1
-        wanted = block < blocks
-        run[~wanted] = 0
-        local = place == own
-        far = ~local if only is None else place == only
-        there = cast("Flags", np.where(near.take(run), local, far))
-        quick = self._slows.take(grade) <= self._slow[run, place]
-        fits = there & wanted & quick
-        found: list[dict[int, Option[int]]] = [{} for _ in range(blocks)]
-        at = cast("Ints", fits.nonzero()[0])
-        costs = self._slows.take(grade.take(at)) * self._flows.take(place.take(at))
-        for number, host, row, cost in zip(
-            block.take(at).tolist(),
-            place.take(at).tolist(),
-            self._rows.take(at).tolist(),
-            costs.tolist(),
-            strict=True,
-        ):
-            found[int(number)].setdefault(host, Option(host, cost, row))
-        return [[each[host] for host in sorted(each)] for each in found]
+        used = np.zeros(len(self._flows))
+        bounds = self._block.searchsorted(np.arange(blocks + 1)).tolist()
+        chosen: list[int] = []
+        for run, count in enumerate(self.counts):
+            hosts = self._sources(run, own, near, only)
+            costs = self._slow[run].take(hosts) * self._flows.take(hosts)
+            left = used.take(hosts)
+            for _ in range(min(count, blocks - len(chosen))):
+                best = int((left + costs).argmin())
+                left[best] += costs[best]
+                first, end = bounds[len(chosen)], bounds[len(chosen) + 1]
+                chosen.append(self._row(first, end, int(hosts[best]), run))
+            used[hosts] = left
+        return chosen
+
+    def _sources(self, run: int, own: int, near: Flags, only: int | None) -> Ints:
+        """The places that a run is read from, by number."""
+        if near[run]:
+            return np.array([own], dtype=np.int64)
+        if only is not None:
+            return np.array([only], dtype=np.int64)
+        there = np.isfinite(self._slow[run, :-1])
+        if own < len(there):
+            there[own] = False
+        return there.nonzero()[0]
+
+    def _row(self, first: int, end: int, place: int, run: int) -> int:
+        """The first of the block's copies at a place that is as quick as the run."""
+        here = self._place[first:end] == place
+        here &= self._slows.take(self._grade[first:end]) <= self._slow[run, place]
+        return int(self._rows[first + int(here.argmax())])
 
     def _block_ms(self, byte_ms: Floats) -> Floats:
         byte_ms *= self._block_bytes

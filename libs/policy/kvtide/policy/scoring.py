@@ -35,7 +35,6 @@ from kvtide.policy.settling import (
     placement,
     too_much,
 )
-from kvtide.policy.spreading import spread
 from kvtide.policy.views import Ask
 
 
@@ -110,11 +109,11 @@ class ColumnPolicy:
         best = int(order[0])
         blocks = int(plans.blocks[best])
         own = int(runs.places(loaders.host[best : best + 1])[0])
-        options = runs.options(own, plans.near[:, best], plans.only, blocks)
+        rows = runs.spread(own, plans.near[:, best], plans.only, blocks)
         chosen = Candidate(
             prefill=_prefill(fleet.prefills, best),
             decode=decodes.refs[int(scores.decode[best])],
-            reuse=tuple(holdings.located(row) for row in spread(options)),
+            reuse=tuple(map(holdings.located, rows)),
             rest_tokens=int(plans.rest_tokens[best]),
             estimate=ranking.estimates[0],
         )

@@ -28,6 +28,7 @@ class Membership:
         self._beats: dict[NodeId, Beat] = {}
         self._lines: dict[str, Line | None] = {}
         self._roles: dict[Role, tuple[NodeId, ...]] = {}
+        self._stores: dict[str, NodeId] | None = None
         self.version = 0
         """Changes whenever a node comes, goes, or changes what it offers."""
 
@@ -55,6 +56,7 @@ class Membership:
     def _changed(self) -> None:
         self._lines.clear()
         self._roles.clear()
+        self._stores = None
         self.version += 1
 
     def get(self, node: NodeId) -> Beat | None:
@@ -79,6 +81,14 @@ class Membership:
         """Nodes of a role that take new work, by name."""
         live = self.live(role)
         return tuple(beat for beat in live if beat.state is NodeState.READY)
+
+    def store_at(self, host: str) -> Beat | None:
+        """A host's store that takes new work, the first by name if there are more."""
+        if self._stores is None:
+            ready = self.ready(Role.STORE)
+            self._stores = {beat.host: beat.node.node for beat in reversed(ready)}
+        node = self._stores.get(host) if host else None
+        return self._beats[node] if node is not None else None
 
     def line(self, model: str) -> Line | None:
         """The ready workers for ``model``; None if no ready worker announces it.

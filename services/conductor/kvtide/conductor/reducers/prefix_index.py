@@ -140,6 +140,19 @@ class PrefixIndex:
             lives, tiers = lives[live], tiers[live]
         return Found(len(rows), which, lives, tiers, places)
 
+    def lives_of(
+        self, keys: Sequence[BlockKey]
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:
+        """The copies of any keys, those that are missing left out: whose, and at which life.
+
+        Copies at stores that are no longer known may be among them.
+        """
+        rows = np.array([self._keys.find(key) for key in keys], dtype=np.int32)
+        there = np.flatnonzero(rows != EMPTY)
+        which, places = self._copies.places(rows[there])
+        lives, _ = self._copies.lives_and_tiers(places)
+        return there[which], lives
+
     def located(self, key: BlockKey, place: int) -> Located:
         """The copy of ``key`` in a place that ``find`` gave, before any change.
 

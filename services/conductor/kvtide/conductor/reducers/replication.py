@@ -14,6 +14,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvtide.bus.messages import (
     Beat,
     DropExtras,
@@ -28,6 +31,7 @@ from kvtide.conductor.commands import TellStore
 from kvtide.conductor.reducers.heat import Heat
 from kvtide.conductor.reducers.membership import Membership
 from kvtide.conductor.reducers.prefix_index import PrefixIndex
+from kvtide.conductor.reducers.store_lives import MAX_LIVES
 from kvtide.kv import BlockKey, Located, NodeId, NodeRef, Role
 
 
@@ -87,6 +91,8 @@ class Replication:
         self._joined: dict[NodeRef, float] = {}
         self._began_s: float | None = None
         self._fill_s = 0.0
+        self._stays = np.zeros(MAX_LIVES + 1, dtype=bool)
+        self._stays_version: tuple[int, int] | None = None
 
     # ---- events
 
@@ -138,7 +144,7 @@ class Replication:
         """Step 6 of Algorithm 1: what was loaded from elsewhere stays at the host."""
         worker = answer.prefill if answer.prefill is not None else answer.decode
         beat = self._members.get(worker.node)
-        store = None if beat is None else self._store_at(beat.host)
+        store = None if beat is None else self._members.store_at(beat.host)
         if store is None:
             return []
         node = store.node.node
@@ -148,16 +154,13 @@ class Replication:
         if len(answer.reuse) <= self._rules.balancing_ratio * own:
             return []
         remote = [each for each in answer.reuse if each.slot.node != node]
-        lacking = [
-            each
-            for each in remote
-            if all(copy.slot.node != node for copy in self._copies(each.key))
-        ]
+        which, lives = self._index.lives_of([each.key for each in remote])
+        life = self._index.lives.of(node)
+        held: set[int] = set()
+        if life is not None:
+            held.update(which[lives == life.number].tolist())
+        lacking = [each for place, each in enumerate(remote) if place not in held]
         return self._order(store, lacking, ReplicaReason.PLACEMENT, now_s)
-
-    def _store_at(self, host: str) -> Beat | None:
-        stores = (beat for beat in self._members.ready(Role.STORE) if beat.host == host)
-        return next(stores, None) if host else None
 
     # ---- copies by heat
 
@@ -167,13 +170,11 @@ class Replication:
         All of one placement go to one store, for a prefix with holes is of no use.
         """
         wanted: dict[BlockKey, tuple[Located, ...]] = {}
-        for key in hot:
-            copies = self._copies(key)
-            enough = len({copy.slot.node for copy in copies})
+        for key, enough in zip(hot, self._holders(hot), strict=True):
             if not 0 < enough < self._rules.copies:
                 continue
             if self._heat.of(key, now_s) >= self._rules.hot * enough:
-                wanted[key] = copies
+                wanted[key] = self._copies(key)
         if not wanted:
             return []
         first = next(iter(wanted.values()))
@@ -263,6 +264,28 @@ class Replication:
             if (beat := members.get(copy.slot.node)) is not None
             and beat.state is NodeState.READY
         )
+
+    def _holders(self, keys: Sequence[BlockKey]) -> list[int]:
+        """At how many stores that stay each of these blocks is."""
+        if not keys:
+            return []
+        which, lives = self._index.lives_of(keys)
+        stays = self._staying().take(lives)
+        # a store may have a block in two tiers
+        pairs = np.unique(which[stays] * (MAX_LIVES + 1) + lives[stays])
+        return np.bincount(pairs // (MAX_LIVES + 1), minlength=len(keys)).tolist()
+
+    def _staying(self) -> NDArray[np.bool_]:
+        """Whether a life's number is that of a store that takes new work."""
+        version = (self._index.lives.version, self._members.version)
+        if version != self._stays_version:
+            self._stays_version = version
+            self._stays = np.zeros(MAX_LIVES + 1, dtype=bool)
+            for life in self._index.lives.all():
+                beat = self._members.get(life.ref.node)
+                ready = beat is not None and beat.state is NodeState.READY
+                self._stays[life.number] = ready
+        return self._stays
 
     def _order(
         self,
