@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import pytest
 from tests.e2e.oracle.prompts import text_tokens
 from tests.e2e.system import System, wait_for
+from tests.e2e.trace_checks import check_trace, traced_answer
+from tests.integration.otlp_receiver import OtlpReceiver
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -22,10 +24,25 @@ BACK_LIMIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    state = tmp_path_factory.mktemp("failover") / "state"
-    with System(state, "--dram", "256MiB") as running:
+def collector() -> Iterator[OtlpReceiver]:
+    with OtlpReceiver() as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def system(
+    tmp_path_factory: pytest.TempPathFactory, collector: OtlpReceiver
+) -> Iterator[System]:
+    state = tmp_path_factory.mktemp("failover") / "state"
+    with System(state, "--dram", "256MiB", "--otlp", collector.url) as running:
+        yield running
+
+
+def test_one_trace_runs_through_all_processes(
+    system: System, collector: OtlpReceiver
+) -> None:
+    prompt = text_tokens(system.tokenize, 200, 7)
+    check_trace(traced_answer(system, collector, prompt))
 
 
 @dataclass

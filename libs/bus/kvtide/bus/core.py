@@ -28,9 +28,10 @@ from kvtide.bus.messages import AnyMessage, Failure, Message
 from kvtide.bus.metrics import BusMetrics
 from kvtide.bus.subjects import Subjects
 from kvtide.bus.subscription import LinkedSubscription
-from kvtide.bus.trace import TRACE, trace_of
+from kvtide.bus.trace import trace_of
 from kvtide.kv import NodeRef
 from kvtide.runtime import Clock, LimitError, TaskScope
+from kvtide.runtime.tracing import NO_TRACES, TRACE, SpanKind, Tracer
 from kvtide.transfer import TransferEndpoint
 
 Fence = Callable[[NodeRef], bool]
@@ -58,6 +59,7 @@ class LinkedBus:
         endpoint: TransferEndpoint | None = None,
         limits: BusLimits | None = None,
         metrics: BusMetrics | None = None,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
         """Nothing is sent before ``start``."""
         self._link = link
@@ -67,6 +69,7 @@ class LinkedBus:
         self._endpoint = endpoint
         self._limits = limits or BusLimits()
         self._metrics = metrics or BusMetrics()
+        self._tracer = tracer
         self._codec = Codec()
         self._shelf = (
             BlobShelf(endpoint, clock, self._limits) if endpoint is not None else None
@@ -143,6 +146,14 @@ class LinkedBus:
         self, subject: str, message: Message, *, timeout_s: float
     ) -> AnyMessage:
         """See ``Bus.request``."""
+        with self._tracer.span(tag_of(message), kind=SpanKind.CLIENT) as span:
+            reply = await self._request(subject, message, timeout_s)
+            span.note(reply=tag_of(reply))
+            return reply
+
+    async def _request(
+        self, subject: str, message: Message, timeout_s: float
+    ) -> AnyMessage:
         if self._closed:
             raise BusClosed("the bus was closed")
         if len(self._replies) >= self._limits.pending_requests:
@@ -236,8 +247,10 @@ class LinkedBus:
         kind = tag_of(incoming.message)
         self._metrics.received.labels(kind).inc()
         token = TRACE.set(incoming.trace)
+        tracer = self._tracer if reply else NO_TRACES
         try:
-            answer = await handler(incoming)
+            with tracer.span(kind, kind=SpanKind.SERVER):
+                answer = await handler(incoming)
         except Exception as error:  # noqa: BLE001 - a handler's bug ends no other's work
             answer = self._broken(kind, incoming, error)
         finally:
@@ -253,7 +266,8 @@ class LinkedBus:
     ) -> None:
         TRACE.set(incoming.trace)
         try:
-            answer = await later.work
+            with self._tracer.span(f"{kind} answer"):
+                answer = await later.work
         except Exception as error:  # noqa: BLE001 - as above
             answer = self._broken(kind, incoming, error)
         if answer is not None and reply:

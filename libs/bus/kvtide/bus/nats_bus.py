@@ -8,6 +8,7 @@ from kvtide.bus.metrics import BusMetrics
 from kvtide.bus.nats_link import NatsLink
 from kvtide.bus.subjects import Subjects
 from kvtide.runtime import Clock, SystemClock
+from kvtide.runtime.tracing import NO_TRACES, Tracer
 from kvtide.transfer import TransferEndpoint
 
 
@@ -25,6 +26,7 @@ class NatsBus(LinkedBus):
         endpoint: TransferEndpoint | None,
         limits: BusLimits,
         metrics: BusMetrics | None,
+        tracer: Tracer,
     ) -> None:
         """Made by ``open``."""
         super().__init__(
@@ -35,6 +37,7 @@ class NatsBus(LinkedBus):
             endpoint=endpoint,
             limits=limits,
             metrics=metrics,
+            tracer=tracer,
         )
         self._urls = urls
 
@@ -49,6 +52,7 @@ class NatsBus(LinkedBus):
         endpoint: TransferEndpoint | None = None,
         limits: BusLimits | None = None,
         metrics: BusMetrics | None = None,
+        tracer: Tracer = NO_TRACES,
     ) -> "NatsBus":
         """Connect, waiting for the server for as long as it takes.
 
@@ -73,6 +77,7 @@ class NatsBus(LinkedBus):
             endpoint=endpoint,
             limits=limits,
             metrics=metrics,
+            tracer=tracer,
         )
 
     def beater(self) -> ThreadBeater:

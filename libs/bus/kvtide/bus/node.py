@@ -16,6 +16,7 @@ from kvtide.bus.subjects import Hop, Subjects
 from kvtide.bus.vitals import Vitals
 from kvtide.kv import ModelFacts, NodeRef, Role
 from kvtide.runtime import Clock, TaskScope
+from kvtide.runtime.tracing import NO_TRACES, Tracer
 from kvtide.transfer import RegionHandle, TransferEndpoint
 
 OnMember = Callable[[RosterEvent], None]
@@ -63,6 +64,7 @@ class Node:
         host: str = "",
         http: str = "",
         tasks: TaskScope | None = None,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
         """``beater`` None: the bus's own. ``tasks``: what runs the node's tasks."""
         self.roles = roles
@@ -70,6 +72,7 @@ class Node:
         self.identity = identity
         self.clock = clock
         self.secret = secret
+        self.tracer = tracer
         self.times = times or NodeTimes()
         self.roster = Roster(self.times.roster)
         self.tasks = TaskScope(on_error=self._failed) if tasks is None else tasks

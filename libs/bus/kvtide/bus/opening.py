@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -18,7 +18,9 @@ from kvtide.bus.secret import load_secret
 from kvtide.kv import NodeId, Role
 from kvtide.runtime import Clock, ConfigError, TaskScope
 from kvtide.runtime.settings import RoleSettings
-from kvtide.transfer import Endpoint
+from kvtide.runtime.tracer_opening import open_tracer
+from kvtide.runtime.tracing import Tracer
+from kvtide.transfer import Endpoint, PrometheusObserver
 
 log = structlog.get_logger("kvtide.bus")
 
@@ -41,7 +43,8 @@ async def open_node(
 
     Raises:
         Interrupted: ``stop`` was set before the server was reached.
-        ConfigError: the secret, the node's name or the transfer port can't be used.
+        ConfigError: the secret, the node's name or the transfer port can't be used, or
+            traces are wanted without OpenTelemetry.
         EpochError: the state folder can't be written.
     """
     if not settings.node:
@@ -50,8 +53,14 @@ async def open_node(
     state_dir = settings.state_dir.expanduser()
     secret = load_secret(settings.secret_file or state_dir / "secret")
     identity = Identity.open(node, state_dir, clock)
-    endpoint = await _started_endpoint(settings, identity, secret, clock)
-    try:
+    async with AsyncExitStack() as stack:
+        service = f"kvtide-{'-'.join(roles)}"
+        tracer = await stack.enter_async_context(open_tracer(settings, service))
+        observer = PrometheusObserver(registry)
+        endpoint = await _started_endpoint(
+            settings, identity, secret, clock, observer, tracer
+        )
+        stack.push_async_callback(endpoint.close)
         opening = NatsBus.open(
             settings.nats,
             identity,
@@ -60,29 +69,33 @@ async def open_node(
             endpoint=endpoint,
             limits=limits,
             metrics=BusMetrics(registry),
+            tracer=tracer,
         )
         bus = await _unless(stop or asyncio.Event(), opening)
-        async with (
-            bus,
-            Node(
-                roles=tuple(roles),
-                bus=bus,
-                identity=identity,
-                clock=clock,
-                secret=secret,
-                endpoint=endpoint,
-                times=times,
-                host=endpoint.address.shm_host,
-            ) as opened,
-        ):
-            log.info("node open", node=node, epoch=identity.current.epoch)
-            yield opened
-    finally:
-        await endpoint.close()
+        await stack.enter_async_context(bus)
+        opened = Node(
+            roles=tuple(roles),
+            bus=bus,
+            identity=identity,
+            clock=clock,
+            secret=secret,
+            endpoint=endpoint,
+            times=times,
+            host=endpoint.address.shm_host,
+            tracer=tracer,
+        )
+        await stack.enter_async_context(opened)
+        log.info("node open", node=node, epoch=identity.current.epoch)
+        yield opened
 
 
 async def _started_endpoint(
-    settings: RoleSettings, identity: Identity, secret: bytes, clock: Clock
+    settings: RoleSettings,
+    identity: Identity,
+    secret: bytes,
+    clock: Clock,
+    observer: PrometheusObserver,
+    tracer: Tracer,
 ) -> Endpoint:
     endpoint = Endpoint(
         node=settings.node,
@@ -93,6 +106,8 @@ async def _started_endpoint(
         port=settings.transfer_port,
         advertise_host=settings.advertise or None,
         shm_dir=settings.shm_dir,
+        observer=observer,
+        tracer=tracer,
     )
     try:
         await endpoint.start()

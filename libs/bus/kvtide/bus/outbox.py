@@ -8,6 +8,7 @@ import structlog
 from kvtide.bus.errors import BusError
 from kvtide.bus.messages import Message
 from kvtide.runtime import LimitError
+from kvtide.runtime.tracing import TRACE
 
 log = structlog.get_logger("kvtide.bus.outbox")
 
@@ -30,20 +31,21 @@ class Outbox:
     def __init__(self, bus: Publisher, *, limit: int = 8192) -> None:
         """``run`` sends what ``post`` puts in line."""
         self._bus = bus
-        self._line: asyncio.Queue[tuple[str, Message]] = asyncio.Queue(limit)
+        self._line: asyncio.Queue[tuple[str, Message, str]] = asyncio.Queue(limit)
         self.lost = 0
 
-    def post(self, subject: str, message: Message) -> None:
-        """Put it in line; in the loop."""
+    def post(self, subject: str, message: Message, trace: str = "") -> None:
+        """Put it in line, as part of ``trace``; in the loop."""
         try:
-            self._line.put_nowait((subject, message))
+            self._line.put_nowait((subject, message, trace))
         except asyncio.QueueFull:
             self._lose(subject, "the line is full")
 
     async def run(self) -> None:
         """Send until cancelled."""
         while True:
-            subject, message = await self._line.get()
+            subject, message, trace = await self._line.get()
+            TRACE.set(trace)
             try:
                 await self._bus.publish(subject, message)
             except (BusError, LimitError) as error:

@@ -1,11 +1,7 @@
 """The thread that runs through all messages of one request."""
 
-from contextvars import ContextVar
-
 from kvtide.bus.messages import Message
-
-TRACE: ContextVar[str] = ContextVar("kvtide_trace", default="")
-"""What the messages that this task sends belong to. Set while a handler runs."""
+from kvtide.runtime.tracing import TRACE
 
 
 def trace_of(message: Message) -> str:

@@ -86,6 +86,12 @@ class UpSettings(BaseModel):
         pattern="^(debug|info|warning|error)$",
         description="least level logged",
     )
+    otlp: str = Field(
+        default="",
+        pattern=r"^(https?://[^\s]+)?$",
+        description="URL of an OpenTelemetry collector (OTLP over HTTP) that every "
+        "role sends traces to; empty: no traces",
+    )
     ready_timeout_s: float = Field(
         default=900.0, gt=0, description="how long the model may take to answer"
     )

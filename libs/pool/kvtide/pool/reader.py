@@ -11,6 +11,7 @@ from kvtide.bus import Node
 from kvtide.kv import NodeRef, SlotRef
 from kvtide.pool.limits import PoolLimits
 from kvtide.pool.outcomes import MissReason, ReadOutcome
+from kvtide.runtime.tracing import NO_SPAN, TRACE, Fact, SpanKind, recorded
 from kvtide.transfer import (
     Priority,
     ReadSlice,
@@ -72,6 +73,17 @@ class SlotReader:
         All are under way at once. When this returns or raises, no target is touched
         any more.
         """
+        with self._node.tracer.span(
+            "transfer", kind=SpanKind.CLIENT, purpose=purpose, slots=len(reads)
+        ) as span:
+            found = await self._read(reads, timeout_s, purpose)
+            if span is not NO_SPAN:
+                span.note(**_facts(found))
+            return found
+
+    async def _read(
+        self, reads: Sequence[SlotRead], timeout_s: float, purpose: str
+    ) -> list[TransferResult | ReadOutcome]:
         deadline_s = self._node.clock.monotonic() + timeout_s
         sources: dict[NodeRef, _Source | ReadOutcome] = {}
         for owner in dict.fromkeys(read.slot.owner for read in reads):
@@ -164,6 +176,7 @@ class SlotReader:
                 timeout_s=timeout_s,
                 priority=Priority.FOREGROUND,
                 purpose=purpose,
+                trace=recorded(TRACE.get()),
             )
         except TransferError as error:
             return _missed(error)
@@ -258,3 +271,14 @@ def _missed(error: TransferError) -> ReadOutcome:
     else:
         reason = MissReason.UNREACHABLE
     return ReadOutcome(reason, detail=str(error))
+
+
+def _facts(found: Sequence[TransferResult | ReadOutcome]) -> dict[str, Fact]:
+    """What a trace says of a read."""
+    good = [one for one in found if isinstance(one, TransferResult)]
+    paths = sorted({one.path for one in good})
+    return {
+        "bytes": sum(one.bytes for one in good),
+        "missed": len(found) - len(good),
+        "path": ",".join(paths),
+    }

@@ -101,6 +101,19 @@ class RoleSettings(BaseModel):
         pattern="^(console|json)$",
         description="console or json lines",
     )
+    otlp: str = Field(
+        default="",
+        pattern=r"^(https?://[^\s]+)?$",
+        description="URL of an OpenTelemetry collector that takes traces by OTLP over "
+        "HTTP, such as http://collector:4318; empty: no traces",
+    )
+    trace_share: float = Field(
+        default=1.0,
+        ge=0.0,
+        le=1.0,
+        description="share of the requests that are traced, 0 to 1; a client's "
+        "traceparent decides for its own",
+    )
 
     @field_validator("*", mode="after")
     @classmethod

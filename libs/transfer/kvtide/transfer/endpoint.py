@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from kvtide.runtime import Clock
+from kvtide.runtime.tracing import NO_TRACES, Tracer
 from kvtide.transfer.alarm import Alarm
 from kvtide.transfer.buffers import address_of
 from kvtide.transfer.capability import CapabilityMint, derive_key
@@ -70,6 +71,7 @@ class Endpoint(TransferEndpoint):
     ``rdma_devices`` are the RDMA devices to use, None: all that there are; the i-th of
     ours talks to the i-th of a peer's, as in a network with one rail per device. One that
     appears later is used, one that goes is left.
+    ``tracer`` records what is served to requests that are part of a trace.
     ``tls`` encrypts all connections: a cluster has it everywhere or nowhere.
     ``topology`` says which cards are far from which memory (``topology.discover``);
     memory lies where its region says, and else at ``location`` (None: the NUMA node
@@ -96,6 +98,7 @@ class Endpoint(TransferEndpoint):
         location: str | None = None,
         system: System | None = None,
         tls: TlsFiles | None = None,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
         """Nothing is opened before ``start``.
 
@@ -105,16 +108,14 @@ class Endpoint(TransferEndpoint):
             ConfigError: the TLS files are missing or wrong.
         """
         check_identity(node, epoch)
-        self.node = node
-        self.epoch = epoch
-        self._clock = clock
+        self.node, self.epoch = node, epoch
+        self._clock, self._lanes = clock, lanes
         self._listen = (listen_host, port)
         self._shm_host = shm_host(shm_dir)
         self._shm_dir = shm_dir if self._shm_host else None
         self._key = derive_key(secret, "authentication")
         mint = CapabilityMint(derive_key(secret, "capability"), node, epoch)
         self._table = RegionTable(mint, clock)
-        self._lanes = lanes
         self._observer = None if observer is None else QuietObserver(observer)
         self._topology = topology or Topology({})
         self._home = home() if location is None else location
@@ -136,6 +137,7 @@ class Endpoint(TransferEndpoint):
             most_connections=most_connections,
             peer_gone=self._teller.gone,
             notified=self._teller.notified,
+            tracer=tracer,
         )
         self._lock = threading.Lock()
         self._turns = Turns(clock)

@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 from xxhash import xxh3_64_intdigest
 
 from kvtide.runtime import Clock
+from kvtide.runtime.tracing import NO_SPAN, Span, SpanKind, Tracer
 from kvtide.transfer.channel import Channel, Stillness
 from kvtide.transfer.claims import claim_all, release_all, wanted_access
 from kvtide.transfer.cuda import Window
@@ -71,6 +72,7 @@ class Inbound:
         notified: Notified,
         hasher: Executor,
         shut: Shut,
+        tracer: Tracer,
     ) -> None:
         """Serve ``session`` on ``channel`` when run."""
         self.channel = channel
@@ -82,6 +84,7 @@ class Inbound:
         self._notified = notified
         self._hasher = hasher
         self._shut = shut
+        self._tracer = tracer
         self._send_lock = threading.Lock()
         self._mapped_lock = threading.Lock()
         self._mapped: set[int] = set()
@@ -162,9 +165,13 @@ class Inbound:
     def _answer(self, head: Head, body: bytes) -> None:
         match head.kind:
             case Kind.READ:
-                self._read(head.request_id, unpack_ask(body))
+                ask = unpack_ask(body)
+                with self._traced(ask, "read"):
+                    self._read(head.request_id, ask)
             case Kind.WRITE:
-                self._write(head.request_id, unpack_ask(body))
+                ask = unpack_ask(body)
+                with self._traced(ask, "write"):
+                    self._write(head.request_id, ask)
             case Kind.MAP:
                 self._map(head.request_id, unpack_ask(body))
             case Kind.PING:
@@ -182,6 +189,18 @@ class Inbound:
                 self._about_rdma(head, body)
             case Kind.REGION_GONE | Kind.WAYS | Kind.ANSWER:
                 raise Refused("a client sent a server's frame", node=self.session.node)
+
+    def _traced(self, ask: Ask, operation: str) -> Span:
+        if not ask.trace:
+            return NO_SPAN
+        return self._tracer.span(
+            f"transfer {operation}",
+            ask.trace,
+            SpanKind.SERVER,
+            purpose=ask.purpose,
+            pieces=len(ask.pieces),
+            node=self.session.node,
+        )
 
     def _claim(self, ask: Ask, access: Access) -> list[Grant]:
         grants = claim_all(self._table, ask, access)

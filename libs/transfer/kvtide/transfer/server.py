@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from kvtide.runtime import Clock
+from kvtide.runtime.tracing import NO_TRACES, Tracer
 from kvtide.transfer.census import Census
 from kvtide.transfer.channel import Channel
 from kvtide.transfer.errors import Refused, TimedOut, TransferError
@@ -61,6 +62,7 @@ class Server:
         most_connections: int,
         peer_gone: PeerGone,
         notified: Notified,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
         """Nothing is opened before ``start``."""
         self._identity = identity
@@ -69,6 +71,7 @@ class Server:
         self._observer = observer
         self._peer_gone = peer_gone
         self._notified = notified
+        self._tracer = tracer
         self._lock = threading.Lock()
         # a core that only receives has time to hash for those that send
         self._hasher = ThreadPoolExecutor(1, "transfer-hash")
@@ -255,6 +258,7 @@ class Server:
             self._notified,
             self._hasher,
             self._shut,
+            self._tracer,
         )
         with self._lock:
             if self._closing:

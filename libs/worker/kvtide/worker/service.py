@@ -1,15 +1,24 @@
 """A worker's thin shell: a driver on a real engine and a real pool, and its ends."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry
 
 from kvtide.bus import Hop, Node
-from kvtide.bus.messages import ChangeRoles, Message, NodeState
+from kvtide.bus.messages import (
+    AnyMessage,
+    ChangeRoles,
+    DecodeWork,
+    Failure,
+    Message,
+    NodeState,
+    PrefillWork,
+    WorkRefused,
+)
 from kvtide.bus.outbox import Outbox
 from kvtide.engine.errors import EngineError
 from kvtide.engine.loading import LoadedModel
@@ -18,14 +27,18 @@ from kvtide.engine.thread import EngineThread
 from kvtide.kv import KeySpace, NodeRef, Role, SpaceId
 from kvtide.pool import PartSink, PoolClient
 from kvtide.runtime import KvtideError, TaskScope
+from kvtide.runtime.tracing import TRACE
 from kvtide.worker import events
 from kvtide.worker.custody import Work
 from kvtide.worker.driver import TICK_S, Driver, Machine, name_of
 from kvtide.worker.metrics import WorkerMetrics
 from kvtide.worker.mixing import StepMixer
+from kvtide.worker.spans import RequestSpans, named_by
 from kvtide.worker.turning import RoleKeeper
 
 GIVE_UP_S = 5.0
+FIRST_STAGE = "queue"
+"""What each request's span begins with: until its first step."""
 
 E = TypeVar("E")
 C = TypeVar("C")
@@ -108,6 +121,7 @@ class WorkerService(Driver[E, C]):
         self._drain_s = drain_s
         self._outbox = Outbox(chassis.node.bus)
         self._model: LoadedModel | None = None
+        self._spans = RequestSpans(chassis.node.tracer, role)
 
     # ---- life
 
@@ -164,6 +178,9 @@ class WorkerService(Driver[E, C]):
     _give_up_s = GIVE_UP_S
     """How long what was given up may take to end."""
 
+    _caused: tuple[type, ...] = ()
+    """Commands that are traced as part of what another worker said last."""
+
     @abstractmethod
     def _loaded(self, model: LoadedModel) -> E:
         """What the machine is told of the model."""
@@ -182,7 +199,40 @@ class WorkerService(Driver[E, C]):
         return self._pool.store if self._pool.ready else None
 
     def _post(self, subject: str, message: Message) -> None:
-        self._outbox.post(subject, message)
+        ref = named_by(message) if self._spans.enabled else None
+        self._outbox.post(
+            subject, message, "" if ref is None else self._spans.trace(ref)
+        )
+
+    def _hear(self, message: AnyMessage) -> Message | None:
+        ref = named_by(message) if self._spans.enabled else None
+        if ref is None:
+            return super()._hear(message)
+        if not isinstance(message, PrefillWork | DecodeWork):
+            self._spans.told(ref)
+            return super()._hear(message)
+        self._spans.arrived(ref, prompt_tokens=len(message.tokens))
+        self._spans.first((ref,), FIRST_STAGE)
+        reply = super()._hear(message)
+        if isinstance(reply, WorkRefused | Failure):
+            self._spans.ended(ref, reply.code)
+        return reply
+
+    async def _run(
+        self, operation: Callable[[], Coroutine[Any, Any, E | None]], command: C
+    ) -> None:
+        if not self._spans.enabled:
+            await super()._run(operation, command)
+            return
+        # a task inherits the trace of whatever happened to begin it
+        TRACE.set("")
+        ref = named_by(command)
+        if ref is None:
+            await super()._run(operation, command)
+            return
+        caused = isinstance(command, self._caused)
+        with self._spans.operation(ref, name_of(command), caused=caused):
+            await super()._run(operation, command)
 
     def _failed(self, command: C, error: Exception) -> E | events.CommonEvent | None:
         name = name_of(command)

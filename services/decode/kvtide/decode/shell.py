@@ -1,5 +1,7 @@
 """The decode worker's thin shell: messages and results in, commands carried out."""
 
+from collections.abc import Sequence
+
 import structlog
 
 from kvtide.bus.messages import (
@@ -26,7 +28,7 @@ from kvtide.engine.errors import InvalidSampling, RunClosed
 from kvtide.engine.loading import LoadedModel
 from kvtide.kv import RequestRef, Role
 from kvtide.worker.events import CommonEvent
-from kvtide.worker.service import Chassis, OpenRun, WorkerService
+from kvtide.worker.service import FIRST_STAGE, Chassis, OpenRun, WorkerService
 
 LANE = "decode"
 
@@ -37,6 +39,7 @@ class DecodeService(WorkerService[events.Event, events.Command]):
     """The decode role of a worker."""
 
     _give_up_s = 0.0  # what is given up ends at once, or with the tasks
+    _caused = (events.ReadParts,)
 
     def __init__(self, chassis: Chassis, settings: DecodeSettings) -> None:
         """Nothing runs before ``start``."""
@@ -132,6 +135,7 @@ class DecodeService(WorkerService[events.Event, events.Command]):
                 held = self._opened(ref)
                 self._spawn(operations.put_blocks, command, held, command)
             case events.Free(ref):
+                self._spans.ended(ref, "let go")
                 held = self._held.pop(ref, None)
                 if held is not None:  # else it could not be opened
                     held.run.close()
@@ -146,7 +150,9 @@ class DecodeService(WorkerService[events.Event, events.Command]):
 
     def _said(self, message: Tokens | DecodeFailed) -> None:
         self._metrics.said(message)
+        ref = RequestRef(message.request, message.attempt)
         if isinstance(message, DecodeFailed):
+            self._spans.ended(ref, message.code)
             log.warning(
                 "decode failed",
                 request=message.request,
@@ -155,6 +161,7 @@ class DecodeService(WorkerService[events.Event, events.Command]):
                 reason=message.reason,
             )
         elif message.finish is not None:
+            self._spans.ended(ref, output_tokens=message.index + len(message.ids))
             log.info(
                 "decode finished",
                 request=message.request,
@@ -162,6 +169,15 @@ class DecodeService(WorkerService[events.Event, events.Command]):
                 finish=message.finish,
                 count=message.index + len(message.ids),
             )
+
+    def _first_steps(self, step: events.Step) -> Sequence[RequestRef]:
+        """The traced requests that are in a step for the first time."""
+        if not self._spans:
+            return ()
+        refs = [row.ref for row in step.rows]
+        for ref in refs:
+            self._spans.over(ref, FIRST_STAGE)
+        return self._spans.first(refs, "first_step")
 
     async def _run_step(self, step: events.Step) -> events.Event:
         model = self._loaded_model
@@ -171,12 +187,16 @@ class DecodeService(WorkerService[events.Event, events.Command]):
             if row.ref in self._held  # else it could not be opened, and has failed
         ]
         part = step_part(self._drawer, rows, model.grammars)
+        firsts = self._first_steps(step)
         try:
             stepped = await self._steps.step(self._role, model.runner, part)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may hang
             log.warning("step failed", reason=str(error), error=type(error).__name__)
             failed = events.StepOutcome.FAILED
             return events.StepEnded(step.step, failed, 0.0, reason=str(error))
+        finally:
+            for ref in firsts:
+                self._spans.over(ref, "first_step")
         self._node.count_step()
         self._metrics.stepped(stepped.ms / 1000)
         sampled, broken = stepped.result

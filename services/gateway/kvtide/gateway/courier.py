@@ -38,6 +38,7 @@ from kvtide.gateway.life import (
 )
 from kvtide.kv import NodeRef, Role, rendezvous_order
 from kvtide.runtime import LimitError
+from kvtide.runtime.tracing import TRACE
 
 log = structlog.get_logger("kvtide.gateway.courier")
 
@@ -59,10 +60,10 @@ class Courier:
         self._limits = limits
         self._work_sent = work_sent
 
-    def send(self, command: BusCommand, tell: Tell) -> None:
+    def send(self, command: BusCommand, tell: Tell, trace: str = "") -> None:
         """Start sending; the answer, if there is one, goes to ``tell`` in the loop."""
         self._node.tasks.spawn(
-            self._carry(command, tell), name=f"send {type(command).__name__}"
+            self._carry(command, tell, trace), name=f"send {type(command).__name__}"
         )
 
     def record(self, message: RequestEnded) -> None:
@@ -70,7 +71,9 @@ class Courier:
         subject = self._node.subjects.ended(self._node.ref.node)
         self._node.tasks.spawn(self._publish(subject, message), name="send ended")
 
-    async def _carry(self, command: BusCommand, tell: Tell) -> None:
+    async def _carry(self, command: BusCommand, tell: Tell, trace: str) -> None:
+        # not the trace of whatever happened to begin this task
+        TRACE.set(trace)
         match command:
             case SendAdmit():
                 await self._admit(command, tell)

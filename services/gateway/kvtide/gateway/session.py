@@ -19,6 +19,7 @@ from kvtide.gateway.life import (
     Tick,
 )
 from kvtide.kv import RequestId
+from kvtide.runtime.tracing import TRACE, recorded
 
 
 class AnswerChannel:
@@ -69,6 +70,7 @@ class Session:
     ) -> None:
         """Nothing is sent before ``tell(Submitted())``.
 
+        All that is sent is part of the trace of the task that makes the session.
         ``on_told`` hears of what the life is told, before the life does.
         """
         self.life = life
@@ -78,6 +80,7 @@ class Session:
         self._on_answer = on_answer
         self._on_ended = on_ended
         self._on_told = on_told
+        self._trace = recorded(TRACE.get())
 
     @property
     def request(self) -> RequestId:
@@ -95,7 +98,7 @@ class Session:
                 self._courier.record(command.message)
                 self._on_ended(command.message)
             else:
-                self._courier.send(command, self.tell)
+                self._courier.send(command, self.tell, self._trace)
         self.wake_s = self.life.wake_s
 
     def leave(self) -> None:

@@ -1,6 +1,8 @@
 """The prefill worker's thin shell: messages and results in, commands carried out."""
 
 import asyncio
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import structlog
@@ -31,7 +33,7 @@ from kvtide.prefill.metrics import PrefillMetrics
 from kvtide.prefill.queue import PrefillMachine
 from kvtide.prefill.settings import PrefillSettings
 from kvtide.worker.mixing import STEP_LANE
-from kvtide.worker.service import Chassis, OpenRun, WorkerService
+from kvtide.worker.service import FIRST_STAGE, Chassis, OpenRun, WorkerService
 
 log = structlog.get_logger("kvtide.prefill")
 
@@ -140,6 +142,7 @@ class PrefillService(WorkerService[events.Event, events.Command]):
                     held.put = None
                 self._forget_if_empty(ref)
             case events.Free(ref):
+                self._spans.ended(ref, "let go")
                 if ref in self._held:  # else it could not be opened
                     self._held[ref].run.close()
                 self._forget_if_empty(ref)
@@ -159,7 +162,13 @@ class PrefillService(WorkerService[events.Event, events.Command]):
 
     def _ended(self, message: PrefillDone | PrefillFailed) -> None:
         self._metrics.said(message)
+        ref = RequestRef(message.request, message.attempt)
         if isinstance(message, PrefillDone):
+            self._spans.ended(
+                ref,
+                reused_tokens=message.reused_tokens,
+                computed_tokens=message.computed_tokens,
+            )
             log.info(
                 "prefill done",
                 request=message.request,
@@ -171,6 +180,7 @@ class PrefillService(WorkerService[events.Event, events.Command]):
                 compute_ms=round(message.times.compute_ms, 1),
             )
         else:
+            self._spans.ended(ref, message.code)
             log.warning(
                 "prefill failed",
                 request=message.request,
@@ -211,15 +221,23 @@ class PrefillService(WorkerService[events.Event, events.Command]):
 
     async def _commit(self, ref: RequestRef) -> events.Event:
         put = self._opened(ref).put
+        if put is None:
+            return events.Committed(ref)
+        before = len(put.stored)
         try:
-            if put is not None:
-                await put.commit()
+            await put.commit()
         except PoolError as error:
             log.warning("blocks not stored", request=ref.request, reason=str(error))
-        return events.Committed(ref)
+        return events.Committed(ref, put.stored[before:])
 
     async def _run_step(self, step: events.Step) -> events.Event:
         chunks = [self._chunk(spec) for spec in step.chunks]
+        with self._traced(step):
+            return await self._compute(step, chunks)
+
+    async def _compute(
+        self, step: events.Step, chunks: Sequence[ChunkWork]
+    ) -> events.Event:
         self._step = compute = StepCompute(
             chunks,
             self._opened(step.chunks[0].ref).space.layout,
@@ -241,6 +259,17 @@ class PrefillService(WorkerService[events.Event, events.Command]):
         self._metrics.stepped(stepped.ms / 1000)
         done = events.StepOutcome.DONE
         return events.StepEnded(step.step, done, stepped.ms, whole=stepped.whole)
+
+    @contextmanager
+    def _traced(self, step: events.Step) -> Generator[None]:
+        for chunk in step.chunks:
+            self._spans.over(chunk.ref, FIRST_STAGE)
+            self._spans.began(chunk.ref, "chunk", start=chunk.start, end=chunk.end)
+        try:
+            yield
+        finally:
+            for chunk in step.chunks:
+                self._spans.over(chunk.ref, "chunk")
 
     def _chunk(self, spec: events.ChunkSpec) -> ChunkWork:
         held = self._opened(spec.ref)

@@ -95,6 +95,7 @@ def _role_spec(
         "shm-dir": str(ground.shm_dir),
         "log-level": settings.log_level,
         "http-port": str(port),
+        **({"otlp": settings.otlp} if settings.otlp else {}),
         **_own_flags(settings, ground, role),
     }
     if role == "gateway":

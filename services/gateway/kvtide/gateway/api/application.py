@@ -17,6 +17,7 @@ from kvtide.gateway.api.probes import probe_routes
 from kvtide.gateway.api.problem_handlers import add_problem_handlers
 from kvtide.gateway.api.request_ids import RequestIds
 from kvtide.gateway.api.responses.routes import response_routes
+from kvtide.gateway.api.traced import TracedRequests
 from kvtide.runtime.metrics import version
 
 
@@ -44,7 +45,9 @@ def make_application(
         if isinstance(route, Route)
     )
     gated = KeyGate(app, door.access.keys, door.access.audit)
+    inner: ASGIApp = cross_origin(gated, door.settings.cors)
+    tracer = door.gateway.node.tracer
+    if tracer.enabled:
+        inner = TracedRequests(inner, tracer, paths)
     # outside of everything, so that the answer to a bug has an id too
-    return RequestIds(
-        cross_origin(gated, door.settings.cors), metrics=door.metrics, routes=paths
-    )
+    return RequestIds(inner, metrics=door.metrics, routes=paths)

@@ -65,4 +65,9 @@ class RequestIds:
 
 def request_id(request: Request) -> RequestId:
     """The name of a request within the cluster, unlike that of any other."""
-    return RequestId(request.scope["state"][_STATE])
+    return request_name(request.scope)
+
+
+def request_name(scope: Scope) -> RequestId:
+    """The same, of a scope."""
+    return RequestId(scope["state"][_STATE])
