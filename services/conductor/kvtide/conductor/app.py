@@ -72,6 +72,7 @@ async def serve(
                 services.append(service)
                 with _health(settings, node, service, writer, registry) as health:
                     node.set_http(health.url)
+                    await service.look()
                     # asked before others were heard it would refuse for want of
                     # workers, and grant anew what another conductor has granted
                     await node.hear_others()

@@ -99,6 +99,7 @@ class ConductorService:
         self._consulting = Consulting(node, self._handle)
         self._subscriptions: list[Subscription] = []
         self._asked = 0
+        self._looking = False
         self._closed = False
         self._exact = False
 
@@ -110,14 +111,22 @@ class ConductorService:
         """
         return self._exact
 
-    async def start(self) -> None:
-        """Learn who is there and what stores hold, then take questions."""
+    async def look(self) -> None:
+        """Learn who is there, what stores hold and what others place. Idempotent."""
+        if self._looking:
+            return
+        self._looking = True
         node = self._node
         node.on_fenced(self._on_fenced)
         node.on_member(self._on_member)
         await self._follower.start()
         await self._listen(node.subjects.all_placements(), self._on_placement)
         await self._listen(node.subjects.all_ended(), self._on_ended)
+
+    async def start(self) -> None:
+        """``look``, and take questions."""
+        await self.look()
+        node = self._node
         for hop in (Hop.ADMIT, Hop.QUERY):
             subject = node.subjects.inbox(Role.CONDUCTOR, node.ref.node, hop)
             await self._listen(subject, self._on_question)

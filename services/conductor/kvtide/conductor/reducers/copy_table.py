@@ -6,7 +6,7 @@ without a step of Python for each.
 """
 
 from array import array
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from kvtide.conductor.reducers.key_table import Rows
 
 _LARGEST = 31
+_GROWTH = 16
+"""Places for single copies are made in advance: one for so many that there are."""
 
 
-@dataclass(frozen=True, slots=True)
-class CopyFields:
+class CopyFields(NamedTuple):
     """One copy: the number of its store's life, its tier's, and its slot."""
 
     life: int
@@ -158,9 +159,12 @@ class CopyTable:
         return start + size
 
     def _take(self, size_class: int) -> int:
-        if self._free[size_class]:
-            return self._free[size_class].pop()
+        free = self._free[size_class]
+        if free:
+            return free.pop()
         start = len(self.life)
+        more = 0 if size_class else start // _GROWTH
         for column in self._columns:
-            column.frombytes(bytes(column.itemsize << size_class))
+            column.frombytes(bytes(column.itemsize * ((1 << size_class) + more)))
+        free.extend(range(start + more, start, -1))
         return start

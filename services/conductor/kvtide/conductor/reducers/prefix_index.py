@@ -88,8 +88,10 @@ class PrefixIndex:
         life.warm = False
         for drop in dropped:
             self._drop(life, drop)
+        node, epoch = store.node, store.epoch
         for located in added:
-            if located.slot.owner == store:
+            slot = located.slot
+            if slot.node == node and slot.epoch == epoch:
                 self._add(life, located)
 
     def warm(self, store: NodeRef, located: Sequence[Located]) -> bool:
@@ -209,19 +211,20 @@ class PrefixIndex:
         """A store has at most one copy of a key in a tier: the newest replaces it."""
         slot = located.slot
         copy = CopyFields(
-            life=life.number,
-            tier=_TIER_NUMBER[slot.tier],
-            arena=slot.arena,
-            offset=slot.offset,
-            length=slot.length,
-            generation=slot.generation,
-            header_xxh3=located.header_xxh3,
+            life.number,
+            _TIER_NUMBER[slot.tier],
+            slot.arena,
+            slot.offset,
+            slot.length,
+            slot.generation,
+            located.header_xxh3,
         )
         if len(located.key) != KEY_BYTES:
             return
+        known = self._keys.rows
         row = self._keys.add(located.key)
         try:
-            place = self._place(row, copy)
+            place = self._place(row, copy) if row < known else None
             if place is None:
                 self._copies.append(row, copy)
                 life.copies += 1
