@@ -2,6 +2,7 @@
 #
 #   make up ARGS="--port 9000 --decode 2"    arguments for `kvtide up` (see `kvtide up --help`)
 #   make test ARGS="-k tidy -x"              arguments for pytest
+#   TEST_JOBS=0                              tests in one process, for a debugger
 #   PYTHON=python3.12                        which Python makes .venv
 #   TORCH_INDEX_URL=...                      index to take torch from (a CPU or CUDA build)
 
@@ -18,8 +19,11 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
 TEST_THREADS ?= 2
+# many tests wait more than they compute: one process more than cores, within reason
+TEST_JOBS ?= $(shell echo $$(( $$(nproc) < 7 ? $$(nproc) + 1 : 8 )))
+SECONDS ?= 600
 
-.PHONY: help setup up test test-full check format bench sim docs clean distclean test-compose test-rdma rdma
+.PHONY: help setup up test test-full check format bench sim sim-soak docs clean distclean test-compose test-rdma test-vllm rdma
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,7 +36,7 @@ up: setup ## serve the demo model: every role, one command
 
 test: setup ## all tests, with a real NATS, PostgreSQL, model and processes
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(TEST_THREADS)} HF_HUB_OFFLINE=1 \
-	  $(BIN)/python -m pytest $(ARGS)
+	  $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 test-full: ARGS += -m "full or not full"
 test-full: test ## all tests and the long rounds of them (an hour or more)
@@ -54,11 +58,17 @@ bench: setup ## time to first token, cold and from the cache, of a running `make
 sim: setup ## the production machines in virtual time, under faults
 	@$(BIN)/python -m pytest tests/sim $(ARGS)
 
+sim-soak: setup ## SECONDS=600: random seeds; a failing one is printed and replays exactly
+	@$(BIN)/python -m kvtide.sim --soak $(SECONDS)
+
 test-compose: ## root: build the image, bring docker-compose.yml up, check its answers
 	@ops/docker/test-compose.sh $(ARGS)
 
 test-rdma: setup ## the RDMA tests: here if there are devices, else (root) in a virtual machine
 	@ops/rdma/test.sh $(ARGS)
+
+test-vllm: setup ## two vLLM engines on one pool, on the CPU; makes vLLM's environment (3 GB)
+	@ops/vllm/test.sh $(ARGS)
 
 rdma: setup ## link the system's pyverbs into .venv
 	@ops/rdma/link-pyverbs.sh .venv

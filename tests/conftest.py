@@ -7,6 +7,18 @@ import pytest
 import structlog
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say what may run side by side, for runs with several processes (xdist).
+
+    The tests of a file share its fixtures. Those of the whole system share the machine:
+    several systems at once would only wait for one another.
+    """
+    for item in items:
+        whole = "e2e" in item.path.parts
+        group = "e2e" if whole else item.path.stem
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
