@@ -16,7 +16,8 @@ from kvtide.catalog import (
     RequestRow,
     Verdict,
 )
-from kvtide.gateway.ui.answers import Answers, Unknown, bytes_moved
+from kvtide.gateway.ui.answers import Answers, Unknown
+from kvtide.gateway.ui.traffic import bytes_moved
 from kvtide.kv import NodeId, RequestId, Role, TenantId
 from kvtide.runtime import SystemClock
 from kvtide.runtime.metrics import exposition
@@ -153,3 +154,5 @@ def test_only_what_a_process_moved_as_a_client_is_traffic() -> None:
     observer.served("tcp", "drain", Operation.READ, 5000)
     moved = bytes_moved(exposition(registry)[1].decode())
     assert moved == {("reuse", "shm"): 120.0, ("handover", "tcp"): 3.0}
+    given = bytes_moved(exposition(registry)[1].decode(), "server")
+    assert given == {("drain", "tcp"): 5000.0}

@@ -24,6 +24,7 @@ from kvtide.bus.messages import (
     PrefillLoad,
     PrefillTimes,
     RequestEnded,
+    StoreLoad,
     Tokens,
 )
 from kvtide.gateway.life import AdmitAnswered, NodeGone, WorkerSaid
@@ -239,6 +240,24 @@ def test_a_page_gets_only_what_is_new_to_it() -> None:
     assert [each.kind for each in third.happenings] == ["ready", "silent"]
     assert picture.since(third.version).nodes == []
     assert picture.since(10**9).full  # of another life of the gateway
+
+
+def test_a_disk_that_fails_is_told_at_once() -> None:
+    def store(state: str, reason: str = "") -> Member:
+        load = (StoreLoad(ssd_state=state, ssd_reason=reason),)
+        beat = msgspec.structs.replace(member("s").beat, roles=(Role.STORE,), load=load)
+        return Member(beat, 0.0, 0.0)
+
+    picture = Picture()
+    picture.heard(Joined(store("ready")), 1.0)
+    version = picture.version
+    picture.heard(Changed(store("ready"), store("out", "no space left")), 2.0)
+    picture.heard(Changed(store("out", "no space left"), store("ready")), 3.0)
+    told = picture.since(version).happenings
+    assert [(each.kind, each.text) for each in told] == [
+        ("ssd_fault", "SSD is out: no space left"),
+        ("ssd", "SSD is ready"),
+    ]
 
 
 def test_goodput_counts_what_met_its_targets() -> None:

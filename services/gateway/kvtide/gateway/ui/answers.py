@@ -1,11 +1,8 @@
-"""What the pages ask for that is not in this process: conductors, the catalog, traffic."""
+"""What the pages ask for that is not in this process: of conductors, of the catalog."""
 
 import asyncio
-from dataclasses import dataclass
 
-import httpx
 import msgspec
-from prometheus_client.parser import text_string_to_metric_families
 
 from kvtide.bus import BusError, Hop, Node
 from kvtide.bus.messages import (
@@ -33,11 +30,7 @@ from kvtide.kv import BlockKey, NodeId, RequestId, Role
 
 ASK_LIMIT_S = 1.0
 CATALOG_LIMIT_S = 5.0
-SCRAPE_LIMIT_S = 2.0
-SCRAPE_EVERY_S = 4.0
-SCRAPED_NODES = 64
 SHOWN_COPIES = 40
-_BYTES = "kvtide_transfer_bytes_total"
 
 
 class Unknown(Exception):  # noqa: N818 - an answer, not a fault
@@ -76,24 +69,6 @@ class TargetsView(msgspec.Struct, frozen=True, kw_only=True):
     ttft_pairs: list[tuple[float, float]]
     tbt_pairs: list[tuple[float, float]]
     missing: str
-
-
-class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes a second that a node moved for a purpose over a path, as its client."""
-
-    node: str
-    purpose: str
-    path: str
-    bytes_per_s: float
-
-
-class TrafficView(msgspec.Struct, frozen=True, kw_only=True):
-    """The links, over the last ``over_s`` seconds; ``left_out`` nodes were not asked."""
-
-    flows: list[Flow]
-    over_s: float
-    left_out: int
-    silent: list[str]
 
 
 class Answers:
@@ -209,91 +184,6 @@ def targets_of(rows: tuple[DecisionRow, ...]) -> TargetsView:
         tbt_pairs=tbt,
         missing="",
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Scrape:
-    at_s: float
-    totals: dict[tuple[str, str, str], float]
-    silent: list[str]
-    left_out: int
-
-
-class Traffic:
-    """Bytes by node, purpose and path, read from the nodes' own metrics on demand.
-
-    However many pages look, a node is asked at most once in ``SCRAPE_EVERY_S``.
-    """
-
-    def __init__(self, node: Node) -> None:
-        """Asks nobody before ``view``."""
-        self._node = node
-        self._before: _Scrape | None = None
-        self._last: _Scrape | None = None
-        self._asking = asyncio.Lock()
-
-    async def view(self) -> TrafficView:
-        """Rates between the two newest readings; none after the first."""
-        async with self._asking:
-            now_s = self._node.clock.monotonic()
-            if self._last is None or now_s - self._last.at_s >= SCRAPE_EVERY_S:
-                self._before, self._last = self._last, await self._scrape()
-        before, last = self._before, self._last
-        if before is None:
-            return TrafficView(
-                flows=[], over_s=0.0, left_out=last.left_out, silent=last.silent
-            )
-        over_s = last.at_s - before.at_s
-        flows = [
-            Flow(node=node, purpose=purpose, path=path, bytes_per_s=moved / over_s)
-            for (node, purpose, path), total in last.totals.items()
-            if (moved := total - before.totals.get((node, purpose, path), total)) > 0
-        ]
-        flows.sort(key=lambda flow: -flow.bytes_per_s)
-        return TrafficView(
-            flows=flows, over_s=over_s, left_out=last.left_out, silent=last.silent
-        )
-
-    async def _scrape(self) -> _Scrape:
-        members = [m for m in self._node.roster.live() if m.beat.http]
-        asked = members[:SCRAPED_NODES]
-        totals: dict[tuple[str, str, str], float] = {}
-        silent: list[str] = []
-        async with httpx.AsyncClient(timeout=SCRAPE_LIMIT_S) as http:
-            texts = await asyncio.gather(
-                *(_metrics_text(http, m.beat.http) for m in asked)
-            )
-        for member, text in zip(asked, texts, strict=True):
-            if text is None:
-                silent.append(member.node)
-                continue
-            for (purpose, path), total in bytes_moved(text).items():
-                totals[member.node, purpose, path] = total
-        at_s = self._node.clock.monotonic()
-        return _Scrape(at_s, totals, silent, len(members) - len(asked))
-
-
-def bytes_moved(text: str) -> dict[tuple[str, str], float]:
-    """Bytes that a process moved as a client, by purpose and path. Pure."""
-    wanted = [
-        line
-        for line in text.splitlines()
-        if line.startswith(_BYTES) and 'side="client"' in line
-    ]
-    totals: dict[tuple[str, str], float] = {}
-    for family in text_string_to_metric_families("\n".join([*wanted, ""])):
-        for sample in family.samples:
-            key = (sample.labels["purpose"], sample.labels["path"])
-            totals[key] = totals.get(key, 0.0) + sample.value
-    return totals
-
-
-async def _metrics_text(http: httpx.AsyncClient, url: str) -> str | None:
-    try:
-        reply = await http.get(f"{url.rstrip('/')}/metrics")
-    except httpx.HTTPError:
-        return None
-    return reply.text if reply.is_success else None
 
 
 def _copy(row: BlockRow) -> Copy:

@@ -6,10 +6,11 @@ from fastapi import APIRouter
 
 from kvtide.catalog import Catalog
 from kvtide.gateway.shell import Gateway
-from kvtide.gateway.ui.answers import Answers, Traffic
+from kvtide.gateway.ui.answers import Answers
 from kvtide.gateway.ui.plan_routes import plan_routes
 from kvtide.gateway.ui.planner import Planner
 from kvtide.gateway.ui.routes import asked_routes, live_routes, page_routes
+from kvtide.gateway.ui.traffic import Traffic
 from kvtide.gateway.ui.watch import Watch
 
 

@@ -15,6 +15,7 @@ from kvtide.bus.messages import (
 from kvtide.kv import NodeId
 
 KEPT_HAPPENINGS = 200
+_SOUND = ("off", "opening", "ready")
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -38,6 +39,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ssd_used: int = 0
     ssd_total: int = 0
     ssd_state: str = ""
+    ssd_reason: str = ""
     quarantined: int = 0
     open_requests: int = 0
     indexed_blocks: int = 0
@@ -46,7 +48,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Happening(msgspec.Struct, frozen=True, kw_only=True):
-    """A node joined, left, came back in another life, or changed its state."""
+    """A node joined, left, came back in another life, or changed its state or disk's."""
 
     at_s: float
     kind: str
@@ -87,6 +89,11 @@ class Picture:
                     self._happened(wall_s, state, member, f"is {state}")
                 elif before.beat.roles != member.beat.roles:
                     self._happened(wall_s, "roles", member, _roles(member))
+                was, now = _ssd(before), _ssd(member)
+                if was is not None and now is not None and was != now:
+                    kind = "ssd" if now[0] in _SOUND else "ssd_fault"
+                    why = f": {now[1]}" if now[1] else ""
+                    self._happened(wall_s, kind, member, f"SSD is {now[0]}{why}")
             case Restarted(_, member):
                 self._set(member)
                 self._happened(wall_s, "restarted", member, "began a new life")
@@ -158,6 +165,7 @@ def node_view(member: Member) -> NodeView:
                     "ssd_used": load.ssd_used_bytes,
                     "ssd_total": load.ssd_total_bytes,
                     "ssd_state": load.ssd_state,
+                    "ssd_reason": load.ssd_reason,
                     "quarantined": load.quarantined_slots,
                 }
             case GatewayLoad():
@@ -173,6 +181,14 @@ def node_view(member: Member) -> NodeView:
         "http": beat.http,
     }
     return msgspec.convert(known | row, NodeView)
+
+
+def _ssd(member: Member) -> tuple[str, str] | None:
+    """State and reason of a store's SSD tier; None: it is no store."""
+    for load in member.beat.load:
+        if isinstance(load, Store):
+            return load.ssd_state, load.ssd_reason
+    return None
 
 
 def _roles(member: Member) -> str:

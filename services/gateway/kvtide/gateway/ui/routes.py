@@ -11,8 +11,9 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from kvtide.gateway.api.problems import ApiError
 from kvtide.gateway.shell import Gateway
-from kvtide.gateway.ui.answers import Answers, Traffic, Unknown
+from kvtide.gateway.ui.answers import Answers, Unknown
 from kvtide.gateway.ui.request_view import RequestDetail
+from kvtide.gateway.ui.traffic import Traffic
 from kvtide.gateway.ui.watch import STEP_S, Watch
 from kvtide.runtime import Clock
 

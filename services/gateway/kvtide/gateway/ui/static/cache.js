@@ -53,7 +53,7 @@ export const cache = {
     const share = new TimeChart("Share of prompt tokens, by where they were planned to come from", [
       { label: "DRAM", colour: "host", value: (p) => (p.prompt_tokens ? 100 * p.dram_tokens / p.prompt_tokens : null) },
       { label: "SSD", colour: "ssd", value: (p) => (p.prompt_tokens ? 100 * p.ssd_tokens / p.prompt_tokens : null) },
-      { label: "really cached", colour: "ink", value: (p) => (p.prompt_tokens ? 100 * p.cached_tokens / p.prompt_tokens : null) }], { unit: " %" });
+      { label: "really cached", colour: "ink", dash: [6, 5], value: (p) => (p.prompt_tokens ? 100 * p.cached_tokens / p.prompt_tokens : null) }], { unit: " %" });
     const hits = new TimeChart("Requests, and those with any hit", [
       { label: "requests", colour: "soft", value: (p) => p.requests }, { label: "with a hit", colour: "host", value: (p) => p.hit_requests }]);
     const tenants = h("div", { id: "tenants" }), tenantBox = h("div");

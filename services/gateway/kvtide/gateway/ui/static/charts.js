@@ -41,7 +41,7 @@ export class TimeChart {
       axes: [{ ...axis, values: (u, ticks) => ticks.map((t) => new Date(t * 1000).toLocaleTimeString("en-GB")), space: 90 },
         { ...axis, size: 74, values: (u, ticks) => ticks.map((t) => `${t}${this.unit}`) }],
       series: [{ value: (u, v) => (v === null || v === undefined ? "" : new Date(v * 1000).toLocaleTimeString("en-GB")) },
-        ...this.series.map((each) => ({ label: each.label, stroke: colour(each.colour), width: 2, spanGaps: true, points: { show: data[0].length < 30, size: 5 },
+        ...this.series.map((each) => ({ label: each.label, stroke: colour(each.colour), width: 2, dash: each.dash, spanGaps: true, points: { show: data[0].length < 30, size: 5 },
           value: (u, v) => (v === null || v === undefined ? "–" : `${Number(v.toFixed(2))}${this.unit}`) }))],
     }, data, this.holder);
   }
@@ -73,15 +73,16 @@ export function scatter(title, pairs, unit) {
   return figure;
 }
 
-export function waterfall(detail) {
+// drawn in the width that there is, so that its words are as large as all others
+export function waterfall(detail, width) {
   const spans = [...detail.spans].sort((a, b) => a.start_ms - b.start_ms);
   const most = Math.max(1, ...spans.map((each) => each.end_ms), ...detail.marks.map((each) => each.at_ms));
-  const left = 150, width = 900, row = 26, top = 22;
-  const x = (value) => left + (width - left - 90) * value / most;
-  const svg = s("svg", { viewBox: `0 0 ${width} ${top + row * Math.max(1, spans.length) + 8}`, role: "img", width: "100%",
+  const steps = width < 600 ? 2 : 4, left = width < 600 ? 132 : 170, row = 26, top = 22;
+  const x = (value) => left + (width - left - 70) * value / most, height = top + row * Math.max(1, spans.length) + 8;
+  const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", width, height,
     "aria-label": "Waterfall: " + spans.map((e) => `${e.name} from ${Math.round(e.start_ms)} to ${Math.round(e.end_ms)} ms`).join("; ") });
-  for (let i = 0; i <= 4; i += 1) {
-    const value = most * i / 4;
+  for (let i = 0; i <= steps; i += 1) {
+    const value = most * i / steps;
     svg.append(s("line", { x1: x(value), y1: top - 4, x2: x(value), y2: top + row * spans.length, class: "axis" }));
     const label = s("text", { x: x(value), y: 12, "text-anchor": "middle", class: "tick" }); label.textContent = `${Math.round(value)} ms`;
     svg.append(label);
@@ -89,11 +90,11 @@ export function waterfall(detail) {
   spans.forEach((span, i) => {
     const y = top + i * row, kind = span.name.startsWith("chunk") ? "compute" : span.name.replaceAll(" ", "-");
     const name = s("text", { x: left - 8, y: y + 16, "text-anchor": "end" });
-    name.textContent = (span.attempt || 1) > 1 ? `${span.name} (attempt ${span.attempt})` : span.name;
+    name.textContent = (span.attempt || 1) > 1 ? `${span.name}, try ${span.attempt}` : span.name;
     const box = s("rect", { x: x(span.start_ms), y: y + 3, width: Math.max(2, x(span.end_ms) - x(span.start_ms)), height: row - 8, rx: 3, class: `fill-${kind}` });
     const title = s("title"); title.textContent = `${span.name}: ${span.start_ms.toFixed(1)} to ${span.end_ms.toFixed(1)} ms${span.node ? ` on ${span.node}` : ""}`;
     box.append(title);
-    const took = s("text", { x: Math.min(x(span.end_ms) + 5, width - 60), y: y + 16, class: "tick" });
+    const took = s("text", { x: x(span.end_ms) + 5, y: y + 16, class: "tick" });
     took.textContent = `${(span.end_ms - span.start_ms).toFixed(span.end_ms - span.start_ms < 10 ? 1 : 0)} ms`;
     svg.append(name, box, took);
   });
@@ -104,11 +105,11 @@ export function waterfall(detail) {
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Timeline" }, svg);
 }
 
-export function origins(detail) {
-  const total = detail.view.prompt_tokens || 1, width = 900;
+export function origins(detail, width) {
+  const total = detail.view.prompt_tokens || 1;
   const names = { computed: "computed", host: "DRAM of this host", remote: "DRAM of another node", ssd: "SSD" };
   const text = detail.origins.map((each) => `${each.start} to ${each.end} ${names[each.source]}${each.node ? ` (${each.node})` : ""}`).join("; ");
-  const svg = s("svg", { viewBox: `0 0 ${width} 44`, width: "100%", role: "img", "aria-label": `Origin of the prompt's KV by position: ${text || "not known"}` });
+  const svg = s("svg", { viewBox: `0 0 ${width} 44`, width, height: 44, role: "img", "aria-label": `Origin of the prompt's KV by position: ${text || "not known"}` });
   for (const each of detail.origins) {
     const box = s("rect", { x: width * each.start / total, y: 0, width: Math.max(1, width * (each.end - each.start) / total - 1), height: 24, class: `fill-${each.source}` });
     const title = s("title"); title.textContent = `positions ${each.start} to ${each.end}: ${names[each.source]}${each.node ? ` at ${each.node}` : ""}`;

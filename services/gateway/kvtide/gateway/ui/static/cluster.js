@@ -1,8 +1,9 @@
 // Nodes with their loads, the traffic between them, and what happened.
 import { bytes, clock, count, h, ms, s, table, tiles } from "./dom.js";
-import { get } from "./live.js";
+import { get, live } from "./live.js";
+import { links } from "./links.js";
 
-const SHOWN_ROWS = 40, GRID_FROM = 40;
+const SHOWN_ROWS = 40, GRID_FROM = 40, FIRST_RATES_MS = 4200;
 
 function memory(used, total) {
   if (!total) return "–";
@@ -15,7 +16,7 @@ function loadOf(node) {
   if (node.roles.includes("decode")) parts.push(`${count(node.running || 0)} running, ${count(node.waiting || 0)} waiting, step ${ms(node.step_ms || 0)}`);
   if (node.roles.includes("gateway")) parts.push(`${count(node.open_requests || 0)} open requests`);
   if (node.roles.includes("conductor")) parts.push(`${count(node.indexed_blocks || 0)} blocks in the index${node.exact === false ? ", catching up" : ""}`);
-  if (node.roles.includes("store") && node.ssd_state && node.ssd_state !== "off") parts.push(`SSD ${node.ssd_state}`);
+  if (node.roles.includes("store") && node.ssd_state && node.ssd_state !== "off") parts.push(`SSD ${node.ssd_state}${node.ssd_reason ? `: ${node.ssd_reason}` : ""}`);
   if (node.quarantined) parts.push(`${node.quarantined} slots in quarantine`);
   return parts.join("; ");
 }
@@ -56,14 +57,16 @@ export const cluster = {
   title: "Cluster",
   make(holder) {
     const top = h("div"), filter = h("input", { id: "node-filter", type: "search" }), grid = h("canvas", { class: "grid", role: "img" });
-    const gridBox = h("div", { hidden: true }, grid), list = h("div", { id: "nodes" }), traffic = h("div", { id: "traffic" }), news = h("div", { id: "happenings" });
+    const gridBox = h("div", { hidden: true }, grid), list = h("div", { id: "nodes" }), traffic = h("div", { id: "traffic" }), picture = h("div", { id: "links" }), news = h("div", { id: "happenings" });
     holder.append(top, h("div", { class: "bar" }, h("div", {}, h("label", { for: "node-filter" }, "Show nodes whose name, role or state has"), filter)),
-      gridBox, list, h("h2", {}, "Traffic by purpose"), traffic, h("h2", {}, "What happened"), news);
+      gridBox, list, h("h2", {}, "Traffic by purpose"), picture, traffic, h("h2", {}, "What happened"), news);
     let text = "", drawn = 0;
     const readTraffic = async () => {
       try {
         const view = await get("/admin/ui/traffic");
         const note = view.left_out ? ` ${view.left_out} nodes were not asked.` : "";
+        const hosts = new Map([...live.nodes.values()].map((node) => [node.node, node.host]));
+        picture.replaceChildren(...(view.flows.length ? [links(view, hosts, Math.max(300, picture.clientWidth - 22))] : []));
         traffic.replaceChildren(view.flows.length
           ? table(`Bytes a second over the last ${view.over_s.toFixed(0)} s, counted where they were asked for.${note}`,
             [{ title: "Node" }, { title: "Purpose" }, { title: "Path" }, { title: "Rate", num: true }],
@@ -73,6 +76,7 @@ export const cluster = {
       } catch (error) { traffic.replaceChildren(h("p", { class: "error" }, error.message)); }
     };
     readTraffic();
+    setTimeout(readTraffic, FIRST_RATES_MS);
     const timer = setInterval(() => { if (!document.hidden) readTraffic(); }, 5000);
     const update = (live) => {
       const nodes = [...live.nodes.values()].sort((a, b) => a.node.localeCompare(b.node, "en", { numeric: true }));

@@ -2,7 +2,7 @@
 import { count, h, table } from "./dom.js";
 import { get, post } from "./live.js";
 
-const FIGURES = 14;
+const SIDE_BY_SIDE = 8;
 
 // a page of its own, in a sandbox: it may look as it likes, and do nothing
 function framed(html, name) {
@@ -21,18 +21,16 @@ function cell(value) {
   return Math.abs(value) >= 100 ? count(value) : value.toPrecision(3);
 }
 
-// `kvtide sim run --json` and `hit-rates --json` are lists of rows with equal names
+// `kvtide sim run --json` and `hit-rates --json` are lists of rows with equal names; a few of
+// them are read side by side
 function figures(rows, name) {
   const names = Object.keys(rows[0]).filter((key) => typeof rows[0][key] !== "object" || rows[0][key] === null);
-  const parts = [];
-  const words = names.filter((key) => typeof rows[0][key] === "string").slice(0, 1);
-  const rest = names.filter((key) => !words.includes(key));
-  for (let i = 0; i < rest.length; i += FIGURES) {
-    const shown = [...words, ...rest.slice(i, i + FIGURES)];
-    parts.push(table(i ? "More figures" : name, shown.map((key) => ({ title: key.replaceAll("_", " "), num: !words.includes(key) })),
-      rows.map((row) => ({ cells: shown.map((key) => cell(row[key])) }))));
+  const word = names.find((key) => typeof rows[0][key] === "string"), title = (key) => key.replaceAll("_", " ");
+  if (rows.length > SIDE_BY_SIDE) {
+    return [table(name, names.map((key) => ({ title: title(key), num: typeof rows[0][key] === "number" })), rows.map((row) => ({ cells: names.map((key) => cell(row[key])) })))];
   }
-  return parts;
+  const columns = rows.map((row, i) => ({ title: word ? row[word] : String(i + 1), num: true }));
+  return [table(name, [{ title: "Figure" }, ...columns], names.filter((key) => key !== word).map((key) => ({ cells: [title(key), ...rows.map((row) => cell(row[key]))] })))];
 }
 
 function read(text, name) {
@@ -84,7 +82,7 @@ export const plan = {
   title: "Plan",
   make(holder) {
     const file = h("input", { id: "plan-file", type: "file", accept: ".html,.json,.md,.txt" }), shown = h("div", { id: "report" });
-    const show = (parts) => shown.replaceChildren(...parts);
+    const show = (parts) => { shown.replaceChildren(...parts); shown.scrollIntoView(); };
     const made = makeForm(show);
     holder.append(h("p", {}, "Does a shared pool, and prefill apart from decode, pay for your workload?"),
       h("h2", {}, "Of what was served here"), made.form,

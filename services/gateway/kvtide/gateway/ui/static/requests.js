@@ -62,13 +62,14 @@ function makeOne(holder, request) {
       const page = await get(`/admin/ui/requests/${encodeURIComponent(request)}`);
       const { detail } = page, { view } = detail;
       over = view.state !== "running" && Boolean(page.explanation && page.explanation.actual);
+      const width = Math.max(320, body.clientWidth);
       body.replaceChildren(
         h("p", { class: "hint" }, view.request, view.gateway ? ` at ${view.gateway}` : ""),
         tiles([["State", view.state], ["Prompt", `${count(view.prompt_tokens)} tokens`], ["From the cache", `${count(view.cached_tokens)} (${percent(view.cached_tokens, view.prompt_tokens)})`], ["Output", `${count(view.output_tokens)} tokens`],
           ["TTFT", `${ms(view.ttft_ms)}`], ["Predicted TTFT", ms(view.predicted_ttft_ms)], ["TBT", ms(view.tbt_ms)], ["Total", ms(view.total_ms)]]),
-        h("h2", {}, "Time"), detail.spans.length ? waterfall(detail) : h("p", { class: "empty" }, "Only the gateway that took a request knows its timeline; this one was taken elsewhere, or has just begun."),
+        h("h2", {}, "Time"), detail.spans.length ? waterfall(detail, width) : h("p", { class: "empty" }, "Only the gateway that took a request knows its timeline; this one was taken elsewhere, or has just begun."),
         h("h2", {}, "Where the prompt's KV came from"), legend([["computed", "computed"], ["host", "DRAM of the same host"], ["remote", "DRAM of another node"], ["ssd", "SSD"]]),
-        detail.origins.length ? origins(detail) : h("p", { class: "empty" }, "Not known here."),
+        detail.origins.length ? origins(detail, width) : h("p", { class: "empty" }, "Not known here."),
         h("h2", {}, "Why it went there"), ...decision(page),
         h("h2", {}, "Marks"), table("In order", [{ title: "After", num: true }, { title: "What" }, { title: "Where" }, { title: "Words", wrap: true }],
           detail.marks.map((mark) => ({ cells: [ms(mark.at_ms), mark.kind.replaceAll("_", " "), mark.node || "", mark.text || ""] }))));
