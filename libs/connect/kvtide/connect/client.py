@@ -19,7 +19,7 @@ from kvtide.connect.shape import BlockShape
 from kvtide.connect.space import EngineSpace, ForeignSpace
 from kvtide.connect.staging import Staging
 from kvtide.kv import BlockKey, TenantId
-from kvtide.pool import PutClosed, ReadOutcome
+from kvtide.pool import MissReason, PutClosed, ReadOutcome
 from kvtide.pool.put import Put
 from kvtide.runtime import Clock, SystemClock
 
@@ -33,6 +33,9 @@ Supply = Callable[[int], Pieces]
 Work = Callable[[Session], Coroutine[Any, Any, None]]
 
 log = structlog.get_logger("kvtide.connect")
+
+_SLOW = (MissReason.UNREACHABLE, MissReason.TIMED_OUT)
+"""Misses that took their time; the next one would too."""
 
 ANSWER_GRACE_S = 0.1
 """What the loop may take to say that its own limit is over."""
@@ -205,8 +208,10 @@ class EngineClient:
             self._load_rest.worked()
             return True
         log.info("nothing_loaded", reason=outcomes[0].detail)
-        self._load_rest.failed(self._clock.monotonic())
-        return False
+        if any(outcome.miss in _SLOW for outcome in outcomes):
+            self._load_rest.failed(self._clock.monotonic())
+            return False
+        return True
 
     # ---- saving
 

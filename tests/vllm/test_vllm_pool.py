@@ -1,0 +1,190 @@
+"""Two vLLM engines on one pool. ``make test-vllm`` runs it; elsewhere it is skipped.
+
+A step after the other, because an engine takes a minute or two to start: each goes on
+with the engines and the pool that the one before it left.
+"""
+
+import json
+import os
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from tests.integration.cluster import Cluster, wait_for
+from tests.vllm.vllm_engine import PYTHON, VllmEngine, options, vllm_engine
+
+from kvtide.engine.demo import default_cache_dir, ensure_demo_model
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(not PYTHON, reason="make test-vllm names vLLM's Python"),
+]
+
+RESULT = os.environ.get("KVTIDE_TEST_VLLM_RESULT", "")  # noqa: TID251 - a test's own
+BLOCK_TOKENS = 128
+STORE = {"store": {"dram_bytes": 1 << 30, "slab_bytes": 64 << 20}}
+
+
+def prompt(number: int, items: int = 150) -> str:
+    """Some 14 tokens an item, that no other number's prompt begins with."""
+    facts = " ".join(
+        f"Item {i} of list {number} costs {(i * 7 + number) % 97} coins."
+        for i in range(items)
+    )
+    return f"List {number}. {facts} In short, the most important thing is that"
+
+
+SHARED = [prompt(1), prompt(2, 30)]
+LATER = [prompt(3, 30), prompt(4, 30)]
+FAULTS = [prompt(number, 20) for number in range(10, 14)]
+EVERY = [*SHARED, *LATER, *FAULTS]
+
+
+def full_tokens(prompt_tokens: int) -> int:
+    """What can be reused of a prompt: whole blocks, never its last token."""
+    return (prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def settle(engine: VllmEngine) -> None:
+    """Let the gossip come: what was saved is known everywhere."""
+    del engine
+    time.sleep(1.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("vllm")
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return ensure_demo_model(default_cache_dir())
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path, model: Path) -> dict[str, list[int]]:
+    """What vLLM without a connector answers, by prompt."""
+    with vllm_engine(options(model, None), folder / "plain.log") as engine:
+        found = {text: engine.generate([text]).tokens[0] for text in EVERY}
+    assert len({tuple(tokens) for tokens in found.values()}) > 1
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster(folder: Path) -> Generator[Cluster]:
+    with Cluster(folder / "pool", prefill=0, decode=0, settings=STORE) as made:
+        made.wait_ready()
+        yield made
+
+
+def test_engines_share_a_pool_and_survive_its_faults(
+    folder: Path, model: Path, plain: dict[str, list[int]], cluster: Cluster
+) -> None:
+    seen: dict[str, object] = {}
+    given = options(model, cluster)
+    with vllm_engine(given, folder / "first.log") as first:
+        cold = first.generate([SHARED[0]], 1)
+        assert cold.cached == [0]
+        settle(first)
+        made = first.generate([SHARED[1], *LATER])
+        assert made.tokens == [plain[text] for text in (SHARED[1], *LATER)]
+        with vllm_engine(given, folder / "second.log") as second:
+            reuse(second, cold.seconds, plain, seen)
+            first.kill()
+            later = second.generate(LATER)
+            assert later.tokens == [plain[text] for text in LATER]
+            assert later.cached == [full_tokens(each) for each in later.prompt_tokens]
+            other = second.generate([LATER[0]], 16, salt="another tenant")
+            assert other.cached == [0]
+            assert other.tokens == [plain[LATER[0]]]
+            spoil(second, cluster, plain, seen)
+            lose_nats(second, cluster, plain)
+            lose_store(second, cluster, plain)
+            seen["metrics"] = second.metrics()
+    if RESULT:
+        Path(RESULT).write_text(json.dumps(seen, indent=1) + "\n")
+
+
+def reuse(
+    engine: VllmEngine,
+    cold_s: float,
+    plain: dict[str, list[int]],
+    seen: dict[str, object],
+) -> None:
+    """What the first engine computed is a hit on one that has never seen it."""
+    warm = engine.generate([SHARED[0]], 1)
+    assert warm.cached == [full_tokens(warm.prompt_tokens[0])]
+    seen["prompt_tokens"] = warm.prompt_tokens[0]
+    seen["reused_tokens"] = warm.cached[0]
+    seen["ttft_computed_s"] = round(cold_s, 3)
+    seen["ttft_reused_s"] = round(warm.seconds, 3)
+    again = engine.generate(SHARED)
+    assert again.tokens == [plain[text] for text in SHARED]
+    assert min(again.cached) > 0
+
+
+def spoil(
+    engine: VllmEngine,
+    cluster: Cluster,
+    plain: dict[str, list[int]],
+    seen: dict[str, object],
+) -> None:
+    """All blocks in the pool rot: none is used, every answer is right."""
+    before = engine.metrics().get("vllm:kvtide_missed_blocks", 0.0)
+    engine.generate([FAULTS[0]])
+    settle(engine)
+    engine.reset()
+    for path in cluster.shm_dir().rglob("*"):
+        if path.is_file() and path.stat().st_size > 1 << 20:
+            rot(path)
+    answered = engine.generate([FAULTS[0], SHARED[0]])
+    assert answered.tokens == [plain[FAULTS[0]], plain[SHARED[0]]]
+    assert answered.reasons == ["length", "length"]
+    missed = engine.metrics()["vllm:kvtide_missed_blocks"] - before
+    assert missed > 0
+    seen["rotten_blocks"] = missed
+
+
+def rot(path: Path) -> None:
+    """Change a byte in each 64 KiB that hold any."""
+    with path.open("r+b") as file:
+        for start in range(0, path.stat().st_size, 1 << 16):
+            file.seek(start + 40_000)
+            byte = file.read(1)
+            if byte and byte != b"\0":
+                file.seek(start + 40_000)
+                file.write(bytes([byte[0] ^ 0x55]))
+
+
+def lose_nats(
+    engine: VllmEngine, cluster: Cluster, plain: dict[str, list[int]]
+) -> None:
+    engine.reset()
+    cluster.nats.kill()
+    answered = engine.generate([FAULTS[1]])
+    assert answered.tokens == [plain[FAULTS[1]]]
+    cluster.nats.start()
+
+
+def lose_store(
+    engine: VllmEngine, cluster: Cluster, plain: dict[str, list[int]]
+) -> None:
+    """Without its store the engine serves on; with a new one it shares again."""
+    cluster.kill("store-0")
+    engine.reset()
+    answered = engine.generate([FAULTS[2], LATER[1]])
+    assert answered.tokens == [plain[FAULTS[2]], plain[LATER[1]]]
+    cluster.restart("store-0")
+
+    def shared() -> bool:
+        engine.reset()
+        engine.generate([FAULTS[3]])
+        settle(engine)
+        engine.reset()
+        again = engine.generate([FAULTS[3]])
+        assert again.tokens == [plain[FAULTS[3]]]
+        return again.cached[0] > 0
+
+    wait_for(shared, "the new store is used", 120.0)

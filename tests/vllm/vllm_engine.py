@@ -1,0 +1,146 @@
+"""vLLM engines for tests, each a process in vLLM's own environment."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.integration.cluster import Cluster
+
+PYTHON = os.environ.get("KVTIDE_TEST_VLLM_PYTHON", "")  # noqa: TID251 - a test's own
+START_LIMIT_S = 480.0
+ANSWER_LIMIT_S = 240.0
+_SCRIPT = Path(__file__).with_name("vllm_engine_process.py")
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What an engine answered to some prompts."""
+
+    tokens: list[list[int]]
+    cached: list[int]
+    prompt_tokens: list[int]
+    reasons: list[str]
+    seconds: float
+
+
+class VllmEngine:
+    """One engine process."""
+
+    def __init__(self, options: Mapping[str, object], log: Path) -> None:
+        self.log = log
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(  # noqa: S603 - our own arguments
+                ["nice", "-n", "5", PYTHON, str(_SCRIPT), json.dumps(options)],  # noqa: S607
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=_environment(),
+            )
+
+    def wait_ready(self) -> None:
+        self._hear(START_LIMIT_S)
+
+    def generate(
+        self, prompts: Sequence[str], max_tokens: int = 16, salt: str = ""
+    ) -> Generated:
+        asked = {"prompts": list(prompts), "max_tokens": max_tokens, "salt": salt}
+        return Generated(**self._ask({"op": "generate", **asked}))
+
+    def reset(self) -> None:
+        """Forget the engine's own prefix cache."""
+        assert self._ask({"op": "reset"}) == {"reset": True}
+
+    def metrics(self) -> dict[str, float]:
+        return self._ask({"op": "metrics"})
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+
+    def _ask(self, asked: Mapping[str, object]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+        self._process.stdin.flush()
+        return self._hear(ANSWER_LIMIT_S)
+
+    def _hear(self, limit_s: float) -> dict[str, Any]:
+        stdout = self._process.stdout
+        assert stdout is not None
+        with selectors.DefaultSelector() as ready:
+            ready.register(stdout, selectors.EVENT_READ)
+            deadline_s = time.monotonic() + limit_s  # noqa: TID251 - a real process
+            while not ready.select(1.0):
+                if time.monotonic() > deadline_s:  # noqa: TID251 - a real process
+                    raise TimeoutError(f"no answer in {limit_s} s:\n{self.tail()}")
+        line = stdout.readline()
+        if not line:
+            raise AssertionError(f"the engine ended:\n{self.tail()}")
+        return json.loads(line)
+
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-6000:]
+
+
+def options(model: Path, cluster: Cluster | None, **extra: object) -> dict[str, object]:
+    """What vLLM is started with; ``cluster`` None is plain vLLM."""
+    made: dict[str, object] = {
+        "model": str(model),
+        "dtype": "float32",
+        "max_model_len": 4096,
+        "enforce_eager": True,
+        "enable_prefix_caching": True,
+        "max_num_seqs": 4,
+    }
+    if cluster is not None:
+        made["kv_transfer_config"] = {
+            "kv_connector": "KvtideConnector",
+            "kv_connector_module_path": "kvtide.connect.vllm",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {
+                "nats": cluster.nats.url,
+                "state_dir": str(cluster.state_dir),
+                "shm_dir": str(cluster.shm_dir()),
+                "log_level": "info",
+                "save_timeout_s": 2.0,
+                "load_timeout_s": 5.0,
+                **extra,
+            },
+        }
+    return made
+
+
+@contextmanager
+def vllm_engine(given: Mapping[str, object], log: Path) -> Generator[VllmEngine]:
+    engine = VllmEngine(given, log)
+    try:
+        engine.wait_ready()
+        yield engine
+    finally:
+        engine.kill()
+
+
+def _environment() -> dict[str, str]:
+    return {
+        **os.environ,  # noqa: TID251 - a process's environment
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "2",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+    }

@@ -1,0 +1,57 @@
+"""A vLLM engine behind a pipe: ``python vllm_engine_process.py OPTIONS_JSON``.
+
+Runs in vLLM's own environment and imports no test. Each line in is a question, each line
+out its answer, on a descriptor of its own, since vLLM writes to stdout.
+"""
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+
+def answer(llm: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    from vllm import SamplingParams  # noqa: PLC0415
+
+    if asked["op"] == "reset":
+        return {"reset": bool(llm.reset_prefix_cache())}
+    if asked["op"] == "metrics":
+        return {
+            metric.name: metric.value
+            for metric in llm.get_metrics()
+            if hasattr(metric, "value") and "kvtide" in metric.name
+        }
+    sampling = SamplingParams(
+        temperature=0.0, max_tokens=asked["max_tokens"], ignore_eos=True
+    )
+    prompts: list[dict[str, Any]] = [{"prompt": text} for text in asked["prompts"]]
+    for prompt in prompts:
+        if asked.get("salt"):
+            prompt["cache_salt"] = asked["salt"]
+    started_s = time.monotonic()  # noqa: TID251 - a measurement
+    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+    seconds = time.monotonic() - started_s  # noqa: TID251 - a measurement
+    return {
+        "seconds": seconds,
+        "tokens": [list(each.outputs[0].token_ids) for each in outputs],
+        "prompt_tokens": [len(each.prompt_token_ids) for each in outputs],
+        "cached": [each.num_cached_tokens for each in outputs],
+        "reasons": [each.outputs[0].finish_reason for each in outputs],
+    }
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    from vllm import LLM  # noqa: PLC0415
+
+    llm = LLM(**options, disable_log_stats=False)
+    answers.write(json.dumps({"ready": True}) + "\n")
+    for line in sys.stdin:
+        answers.write(json.dumps(answer(llm, json.loads(line))) + "\n")
+
+
+if __name__ == "__main__":
+    main()
