@@ -144,4 +144,5 @@ def _cutoffs(settings: ConductorSettings, wall_s: float) -> Cutoffs:
         lost_s=wall_s - settings.prune_every_s,
         nodes_s=wall_s - settings.retention_days * _DAY_S,
         tenants_s=wall_s - settings.tenants_retention_days * _DAY_S,
+        audit_s=wall_s - settings.audit_retention_days * _DAY_S,
     )

@@ -183,6 +183,11 @@ class ConductorSettings(RoleSettings):
         description="how long the catalog keeps deleted tenants: a store that was down "
         "for longer brings their blocks back",
     )
+    audit_retention_days: float = Field(
+        default=400.0,
+        gt=0,
+        description="how long the audit log is kept: who made, used or revoked what",
+    )
     prune_every_s: float = Field(
         default=3600.0, gt=0, description="how often what is too old is deleted"
     )
