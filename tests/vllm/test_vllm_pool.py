@@ -6,13 +6,18 @@ with the engines and the pool that the one before it left.
 
 import json
 import os
-import time
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from tests.integration.cluster import Cluster, wait_for
-from tests.vllm.vllm_engine import PYTHON, VllmEngine, options, vllm_engine
+from tests.vllm.vllm_engine import (
+    PYTHON,
+    Generated,
+    VllmEngine,
+    options,
+    vllm_engine,
+)
 
 from kvtide.engine.demo import default_cache_dir, ensure_demo_model
 
@@ -47,10 +52,9 @@ def full_tokens(prompt_tokens: int) -> int:
     return (prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
 
-def settle(engine: VllmEngine) -> None:
-    """Let the gossip come: what was saved is known everywhere."""
-    del engine
-    time.sleep(1.0)
+def blocks(answers: Generated) -> int:
+    """How many blocks the prompts fill."""
+    return sum(tokens // BLOCK_TOKENS for tokens in answers.prompt_tokens)
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +91,12 @@ def test_engines_share_a_pool_and_survive_its_faults(
     with vllm_engine(given, folder / "first.log") as first:
         cold = first.generate([SHARED[0]], 1)
         assert cold.cached == [0]
-        settle(first)
         made = first.generate([SHARED[1], *LATER])
         assert made.tokens == [plain[text] for text in (SHARED[1], *LATER)]
+        saved = blocks(cold) + blocks(made)
+        first.wait_known(saved)
         with vllm_engine(given, folder / "second.log") as second:
+            second.wait_known(saved)
             reuse(second, cold.seconds, plain, seen)
             first.kill()
             later = second.generate(LATER)
@@ -133,8 +139,8 @@ def spoil(
 ) -> None:
     """All blocks in the pool rot: none is used, every answer is right."""
     before = engine.metrics().get("vllm:kvtide_missed_blocks", 0.0)
-    engine.generate([FAULTS[0]])
-    settle(engine)
+    known = engine.known()
+    engine.wait_known(known + blocks(engine.generate([FAULTS[0]])))
     engine.reset()
     for path in cluster.shm_dir().rglob("*"):
         if path.is_file() and path.stat().st_size > 1 << 20:
@@ -181,7 +187,6 @@ def lose_store(
     def shared() -> bool:
         engine.reset()
         engine.generate([FAULTS[3]])
-        settle(engine)
         engine.reset()
         again = engine.generate([FAULTS[3]])
         assert again.tokens == [plain[FAULTS[3]]]

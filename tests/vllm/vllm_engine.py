@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.integration.cluster import Cluster
+from tests.integration.cluster import Cluster, wait_for
 
 PYTHON = os.environ.get("KVTIDE_TEST_VLLM_PYTHON", "")  # noqa: TID251 - a test's own
 START_LIMIT_S = 480.0
@@ -57,6 +57,21 @@ class VllmEngine:
     def reset(self) -> None:
         """Forget the engine's own prefix cache."""
         assert self._ask({"op": "reset"}) == {"reset": True}
+
+    def wait_linked(self) -> None:
+        """Wait until it has found its store."""
+        wait_for(
+            lambda: bool(self._ask({"op": "pool"})["takes_blocks"]),
+            "the engine found its store",
+            60.0,
+        )
+
+    def wait_known(self, blocks: int) -> None:
+        """Wait until its scheduler knows of so many blocks."""
+        wait_for(lambda: self.known() >= blocks, f"{blocks} blocks are known", 60.0)
+
+    def known(self) -> int:
+        return int(self._ask({"op": "pool"})["known"])
 
     def metrics(self) -> dict[str, float]:
         return self._ask({"op": "metrics"})
@@ -128,6 +143,8 @@ def vllm_engine(given: Mapping[str, object], log: Path) -> Generator[VllmEngine]
     engine = VllmEngine(given, log)
     try:
         engine.wait_ready()
+        if "kv_transfer_config" in given:
+            engine.wait_linked()
         yield engine
     finally:
         engine.kill()

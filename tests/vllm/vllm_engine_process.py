@@ -4,6 +4,7 @@ Runs in vLLM's own environment and imports no test. Each line in is a question, 
 out its answer, on a descriptor of its own, since vLLM writes to stdout.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -12,17 +13,24 @@ from typing import Any
 
 
 def answer(llm: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    from vllm import SamplingParams  # noqa: PLC0415
-
+    vllm: Any = importlib.import_module("vllm")
     if asked["op"] == "reset":
         return {"reset": bool(llm.reset_prefix_cache())}
+    if asked["op"] == "pool":
+        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        transfer: Any = importlib.import_module("vllm.distributed.kv_transfer")
+        worker = transfer.get_kv_transfer_group()._shared.client
+        return {
+            "known": scheduler.connector._shared.client._index.blocks,
+            "takes_blocks": worker.takes_blocks,
+        }
     if asked["op"] == "metrics":
         return {
             metric.name: metric.value
             for metric in llm.get_metrics()
             if hasattr(metric, "value") and "kvtide" in metric.name
         }
-    sampling = SamplingParams(
+    sampling = vllm.SamplingParams(
         temperature=0.0, max_tokens=asked["max_tokens"], ignore_eos=True
     )
     prompts: list[dict[str, Any]] = [{"prompt": text} for text in asked["prompts"]]
@@ -45,9 +53,8 @@ def main() -> None:
     options = json.loads(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    from vllm import LLM  # noqa: PLC0415
-
-    llm = LLM(**options, disable_log_stats=False)
+    vllm: Any = importlib.import_module("vllm")
+    llm = vllm.LLM(**options, disable_log_stats=False)
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:
         answers.write(json.dumps(answer(llm, json.loads(line))) + "\n")
