@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
-import psutil
 import pytest
 from tests.e2e.oracle.prompts import text_tokens
 from tests.e2e.oracle.reference import Oracle
@@ -186,30 +185,6 @@ async def test_a_worker_leaves_a_role_and_takes_it_again(
     await offered(Role.PREFILL, Role.DECODE)
     await gateway.finished(await send(gateway, prompt, 4))
     await nothing_is_held(gateway)
-
-
-@pytest.mark.full
-async def test_memory_is_flat_over_a_long_mixed_load(
-    cluster: Cluster, gateway: PretendedGateway, text: Tokenizer
-) -> None:
-    worker = psutil.Process(cluster[WORKER].pid)
-
-    async def rounds(count: int, first: int) -> int:
-        """Some requests, a third of them cancelled; bytes that the worker then has."""
-        for number in range(first, first + count):
-            prompts = [prompt_of(text, 3 + 11 * i, 97 * number + i) for i in range(8)]
-            asked = [await send(gateway, prompt, 6) for prompt in prompts]
-            for one in asked[::3]:
-                await gateway.cancel(one)
-            for i, one in enumerate(asked):
-                if i % 3:
-                    await gateway.finished(one)
-        await nothing_is_held(gateway)
-        return worker.memory_info().rss
-
-    settled = await rounds(12, 0)
-    after = await rounds(36, 12)
-    assert after - settled < 48 << 20
 
 
 @pytest.mark.full

@@ -3,6 +3,8 @@
 from collections import Counter, defaultdict
 
 from kvtide.bus.messages import (
+    BlocksMade,
+    BlocksMaking,
     PartSums,
     PrefillDone,
     PrefillFailed,
@@ -26,6 +28,7 @@ from kvtide.prefill.queue import PrefillMachine
 
 ME = NodeRef(NodeId("p"), 1)
 GATEWAY = NodeRef(NodeId("g"), 1)
+OTHER = NodeRef(NodeId("o"), 1)
 DECODE = NodeRef(NodeId("d"), 1)
 BLOCK = 16
 LAYERS = 2
@@ -59,11 +62,40 @@ def work(
     )
 
 
+def making_elsewhere(
+    keys: tuple[BlockKey, ...],
+    left_ms: float = 50.0,
+    *,
+    by: NodeRef = OTHER,
+    waits: bool = False,
+) -> BlocksMaking:
+    """Another worker says what it does for its request ``other``."""
+    return BlocksMaking(
+        prefill=by,
+        request=RequestId("other"),
+        attempt=1,
+        keys=keys,
+        left_ms=left_ms,
+        waits=waits,
+    )
+
+
+def made_elsewhere(copies: tuple[Located, ...] = (), *, ended: bool) -> BlocksMade:
+    """What came of it."""
+    return BlocksMade(
+        prefill=OTHER,
+        request=RequestId("other"),
+        attempt=1,
+        located=copies,
+        ended=ended,
+    )
+
+
 class Shell:
     """Carries out commands as a test says, and checks that each one is allowed."""
 
-    def __init__(self, limits: PrefillLimits = LIMITS) -> None:
-        self.machine = PrefillMachine(ME, limits)
+    def __init__(self, limits: PrefillLimits = LIMITS, me: NodeRef = ME) -> None:
+        self.machine = PrefillMachine(me, limits)
         self.now_s = 0.0
         self.opened: set[RequestRef] = set()
         self.leased: set[RequestRef] = set()
@@ -75,6 +107,8 @@ class Shell:
         self.replies: list[object] = []
         self.said: list[object] = []
         self.ends: Counter[RequestRef] = Counter()
+        self.to_peers: list[BlocksMaking | BlocksMade] = []
+        self.told: set[RequestRef] = set()
         self.tell(events.ModelLoaded("m", 1000, BLOCK))
         self.tell(events.StoreAttached(attached=True))
 
@@ -91,6 +125,9 @@ class Shell:
             case events.ToGateway(_, message):
                 assert isinstance(message, PrefillDone | PrefillFailed)
                 self.ends[RequestRef(message.request, message.attempt)] += 1
+            case events.ToPeers(message):
+                assert isinstance(message, BlocksMaking | BlocksMade)
+                self._said_to_peers(message)
             case events.Open(_, ref, capacity):
                 assert ref not in self.opened
                 assert capacity % BLOCK == 0
@@ -109,6 +146,16 @@ class Shell:
                 self.under_way[ref] = command
             case _:
                 self._do_held(command)
+
+    def _said_to_peers(self, said: BlocksMaking | BlocksMade) -> None:
+        self.to_peers.append(said)
+        ref = RequestRef(said.request, said.attempt)
+        if isinstance(said, BlocksMaking):
+            self.told.add(ref)
+        else:
+            assert ref in self.told, "nobody knows of it"
+            if said.ended:
+                self.told.remove(ref)
 
     def _do_held(self, command: events.Command) -> None:
         match command:
@@ -166,6 +213,11 @@ class Shell:
         whole = blocks == len(load.copies)
         size = blocks * 100
         self.tell(events.Loaded(load.ref, blocks, size, ms, load.first, whole))
+
+    def commit(self, ref: RequestRef, stored: tuple[Located, ...]) -> None:
+        """End the commit of ``ref``: these are new in the pool."""
+        assert isinstance(self.under_way.pop(ref), events.Commit)
+        self.tell(events.Committed(ref, stored))
 
     def finish(self, ref: RequestRef, *, short: int = 0, there: int = 0) -> None:
         """End the operation of ``ref``: ``short`` blocks less than was wanted.

@@ -95,6 +95,7 @@ class Put:
 
     pool: "Pool"
     slots: tuple[PutSlot, ...]
+    stored: tuple[Located, ...] = ()
 
     def writable(self, index: int) -> bool:
         return self.slots[index].slot is not None

@@ -43,6 +43,7 @@ def test_wildcards_hear_their_kind_and_everything_hears_all() -> None:
         (SUBJECTS.goodbyes(), SUBJECTS.goodbye(NODE)),
         (SUBJECTS.all_blocks(), SUBJECTS.blocks(NODE)),
         (SUBJECTS.all_placements(), SUBJECTS.placements(NODE)),
+        (SUBJECTS.all_making(), SUBJECTS.making(NODE)),
         (SUBJECTS.all_ended(), SUBJECTS.ended(NODE)),
         (SUBJECTS.replies("abc"), SUBJECTS.reply("abc", 7)),
     ]

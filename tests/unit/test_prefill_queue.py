@@ -11,7 +11,10 @@ from tests.unit.prefill_world import (
     LIMITS,
     ME,
     Shell,
+    made_elsewhere,
+    making_elsewhere,
     ref,
+    slot,
     work,
 )
 
@@ -32,6 +35,7 @@ from kvtide.bus.messages import (
     WorkRefused,
 )
 from kvtide.kv import (
+    Located,
     NodeRef,
     RequestId,
     RequestRef,
@@ -381,6 +385,7 @@ def check_jobs(actions: list[tuple[int, int]]) -> None:
         shell.tell(events.MemberGone(node))
     shell.run()
     assert (shell.opened, shell.leased, shell.machine.jobs) == (set(), set(), 0)
+    assert shell.told == set()
     assert shell.machine.idle
 
 
@@ -397,6 +402,11 @@ def _disturb(shell: Shell, action: int, number: int, about: RequestRef) -> None:
     elif number == 1:
         shell.leased = set()  # the store takes them back by itself
         shell.tell(events.Fenced(NodeRef(ME.node, 2 + int(shell.now_s))))
+    elif number <= 3:
+        keys = work("x", 33).keys
+        copies = tuple(Located(key, slot(80), 1) for key in keys[: number - 1])
+        said = (making_elsewhere(keys), made_elsewhere(copies, ended=number == 3))
+        shell.tell(events.PeerSaid(said[about.attempt % 2]))
     else:
         shell.tell(events.Tick())
 

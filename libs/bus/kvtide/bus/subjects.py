@@ -101,6 +101,14 @@ class Subjects:
         """What all conductors have placed."""
         return f"{self.prefix}.placements.*"
 
+    def making(self, node: NodeId) -> str:
+        """What one prefill worker computes that others may wait for."""
+        return f"{self.prefix}.making.{_token(node)}"
+
+    def all_making(self) -> str:
+        """What all prefill workers compute."""
+        return f"{self.prefix}.making.*"
+
     def ended(self, node: NodeId) -> str:
         """Requests that ended at one gateway."""
         return f"{self.prefix}.ended.{_token(node)}"

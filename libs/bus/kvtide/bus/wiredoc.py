@@ -24,6 +24,7 @@ from kvtide.bus.messages import (
     curation,
     gossip,
     handover,
+    making,
     membership,
     pool,
     quotas,
@@ -41,6 +42,7 @@ _HOPS = (
     quotas,
     work,
     handover,
+    making,
     tokens,
     pool,
     gossip,
@@ -132,12 +134,13 @@ _INBOXES: dict[tuple[Role, Hop], tuple[type[messages.Message], ...]] = {
 }
 """What each inbox is for; replies come back on the asker's own subject."""
 
-_BROADCASTS: dict[str, type[messages.Message]] = {
-    "beat": messages.Beat,
-    "goodbye": messages.Goodbye,
-    "blocks": messages.BlocksChanged,
-    "placements": messages.PlacementMade,
-    "ended": messages.RequestEnded,
+_BROADCASTS: dict[str, tuple[type[messages.Message], ...]] = {
+    "beat": (messages.Beat,),
+    "goodbye": (messages.Goodbye,),
+    "blocks": (messages.BlocksChanged,),
+    "placements": (messages.PlacementMade,),
+    "making": (messages.BlocksMaking, messages.BlocksMade),
+    "ended": (messages.RequestEnded,),
 }
 
 
@@ -156,9 +159,10 @@ def document() -> str:
 
 def _subject_rows() -> Iterator[str]:
     subjects, node = Subjects("local"), NodeId("NODE")
-    for name, kind in _BROADCASTS.items():
+    for name, sent in _BROADCASTS.items():
         method = getattr(subjects, name)
-        yield f"| `{method(node)}` | {_first_line(method)} | {kind.__name__} |"
+        kinds = ", ".join(kind.__name__ for kind in sent)
+        yield f"| `{method(node)}` | {_first_line(method)} | {kinds} |"
     for role, hops in HOPS.items():
         for hop in hops:
             kinds = ", ".join(kind.__name__ for kind in _INBOXES[role, hop])

@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from xxhash import xxh3_64_intdigest
 
 from kvtide.bus.messages import BlockState, CommitBlock, PutBlock, PutSlot
-from kvtide.kv import PRIVATE_KEY, Layout, Lease, SlotRef, SpaceTags, make_header
+from kvtide.kv import (
+    PRIVATE_KEY,
+    Layout,
+    Lease,
+    Located,
+    SlotRef,
+    SpaceTags,
+    make_header,
+)
 from kvtide.pool.errors import PutClosed
 
 Commit = Callable[[tuple[CommitBlock, ...], float], Awaitable[Sequence[BlockState]]]
@@ -65,6 +73,7 @@ class Put:
         self._state = threading.Condition()
         self._writers = 0
         self._closed = ""
+        self._stored: list[Located] = []
         # counted by the block: counting costs as much as copying a small part
         self._uncounted = 0
         parts, token_bytes = spec.layout.parts, spec.layout.token_bytes
@@ -104,6 +113,11 @@ class Put:
     def sums(self, i: int) -> tuple[int, ...] | None:
         """xxh3-64 of each part, when all are known: of what exists, at once."""
         return self._blocks[i].known
+
+    @property
+    def stored(self) -> tuple[Located, ...]:
+        """The keyed blocks that this put has brought into the pool so far."""
+        return tuple(self._stored)
 
     # ---- writing
 
@@ -193,9 +207,12 @@ class Put:
         if not blocks:
             return tuple(states)
         answers = await self._commit(tuple(blocks), timeout_s)
-        for i, state in zip(offered, answers, strict=True):
+        for i, block, state in zip(offered, blocks, answers, strict=True):
             states[i] = state
             self._blocks[i].committed = True
+            key = self._blocks[i].block.key
+            if state is BlockState.STORED and key is not None:
+                self._stored.append(Located(key, block.slot, block.header_xxh3))
             if state is BlockState.STALE:
                 # the store has given the lease up: nothing here is ours
                 self.close("the store has given its slots up")

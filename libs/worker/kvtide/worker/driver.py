@@ -26,7 +26,7 @@ from kvtide.bus.messages import (
 from kvtide.kv import NodeRef, Role
 from kvtide.runtime import TaskScope
 from kvtide.worker import events
-from kvtide.worker.events import CommonEvent, Reply, ToGateway
+from kvtide.worker.events import CommonEvent, Reply, ToGateway, ToPeers
 
 TICK_S = 0.05
 
@@ -78,6 +78,11 @@ class Driver(ABC, Generic[E, C]):
         for hop in self._hops:
             self._subscriptions.append(
                 await self._node.inbox(self._role, hop, self._heard)
+            )
+        if self._role is Role.PREFILL:
+            making = self._node.subjects.all_making()
+            self._subscriptions.append(
+                await self._node.bus.subscribe(making, self._heard)
             )
         self._tasks.spawn(self._tick(), name=f"{self._role} tick")
 
@@ -189,7 +194,10 @@ class Driver(ABC, Generic[E, C]):
         try:
             if isinstance(command, ToGateway):
                 self._to(Role.GATEWAY, command.gateway, Hop.TOKENS, command.message)
-            self._do(command)
+            if isinstance(command, ToPeers):
+                self._to_peers(command.message)
+            else:
+                self._do(command)
         except Exception as error:  # noqa: BLE001 - as above
             ended = self._failed(command, error)
             return () if ended is None else (ended,)
@@ -197,6 +205,12 @@ class Driver(ABC, Generic[E, C]):
 
     def _to(self, role: Role, node: NodeRef, hop: Hop, message: Message) -> None:
         self._post(self._node.subjects.inbox(role, node.node, hop), message)
+
+    def _to_peers(self, message: Message) -> None:
+        """What nobody would hear is not said."""
+        me = self._node.ref.node
+        if any(one.node != me for one in self._node.roster.live(self._role)):
+            self._post(self._node.subjects.making(me), message)
 
     def _spawn(
         self,

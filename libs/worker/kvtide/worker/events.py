@@ -104,6 +104,13 @@ class ToGateway:
 
 
 @dataclass(frozen=True, slots=True)
+class ToPeers:
+    """Publish to all workers of this role."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
 class Free:
     """Close the run."""
 

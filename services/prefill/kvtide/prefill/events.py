@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from kvtide.bus.messages import (
+    BlocksMade,
+    BlocksMaking,
     HandoverPull,
     HandoverTaken,
     Message,
@@ -28,6 +30,7 @@ from kvtide.worker.events import (
     StoreAttached,
     Tick,
     ToGateway,
+    ToPeers,
 )
 from kvtide.worker.steps import NO_STEP, StepShape
 
@@ -69,6 +72,13 @@ class TakenArrived:
     """Decode wants nothing more. Answered with a ``Reply``."""
 
     taken: HandoverTaken
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSaid:
+    """Another prefill worker says what it computes."""
+
+    said: BlocksMaking | BlocksMade
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +140,20 @@ class StepEnded:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Ends a ``Commit``, whatever became of the blocks."""
+    """Ends a ``Commit``, whatever became of the blocks; ``stored`` are new in the pool."""
 
     ref: RequestRef
+    stored: tuple[Located, ...] = ()
 
 
 Heard = (
-    WorkArrived | CancelArrived | OwnedArrived | PullArrived | TakenArrived | MemberGone
+    WorkArrived
+    | CancelArrived
+    | OwnedArrived
+    | PullArrived
+    | TakenArrived
+    | PeerSaid
+    | MemberGone
 )
 Progressed = Checked | Loaded | SlotsGranted | PartsWritten | StepEnded | Committed
 Turned = (
@@ -241,6 +258,7 @@ Command = (
     Reply
     | ToDecode
     | ToGateway
+    | ToPeers
     | Open
     | Load
     | Begin

@@ -5,6 +5,7 @@ from kvtide.kv import NodeRef, RequestRef
 from kvtide.prefill import events
 from kvtide.prefill.events import Command
 from kvtide.prefill.job import Job, Phase
+from kvtide.prefill.peers import made
 
 
 class Holdings:
@@ -125,6 +126,7 @@ class Holdings:
         self._let_go(job)
 
     def _settle(self, job: Job) -> None:
+        self._untell(job)
         job.phase = Phase.SETTLED
         job.settled_s = self.now_s
 
@@ -132,6 +134,7 @@ class Holdings:
         """Free what the job holds, or note that it is to be freed."""
         if job.busy:
             job.dying = True
+            self._untell(job)
             self._abort_if_in_vain()
             return
         self._settle(job)
@@ -143,6 +146,12 @@ class Holdings:
             self.out.append(events.Free(job.ref))
         if job.forgotten:
             del self.jobs[job.ref]
+
+    def _untell(self, job: Job) -> None:
+        """Other workers wait for its blocks no longer."""
+        if job.told:
+            job.told = False
+            self.out.append(events.ToPeers(made(job, self.me, ended=True)))
 
     def _abort_if_in_vain(self) -> None:
         step = self.step

@@ -1,15 +1,13 @@
-"""Whether new work is taken, and what is said of the load. Pure."""
+"""Whether new work is taken. Pure."""
 
 from collections.abc import Iterable, Sequence
 
-from kvtide.bus.messages import PrefillLoad, PrefillWork, RefuseCode
+from kvtide.bus.messages import PrefillWork, RefuseCode
 from kvtide.kv import BlockKey, NodeRef
-from kvtide.prefill.job import Job, Phase
+from kvtide.prefill.job import Job
 from kvtide.prefill.limits import PrefillLimits
-from kvtide.prefill.loads import LoadRates
 from kvtide.worker.custody import Readiness, Refusal
-from kvtide.worker.pace import Pace
-from kvtide.worker.steps import Busy, StepCost
+from kvtide.worker.steps import StepCost
 
 
 def unfit(work: PrefillWork, ready: Readiness, me: NodeRef) -> Refusal | None:
@@ -49,27 +47,3 @@ def queue_ms(jobs: Iterable[Job], cost: StepCost) -> float:
         total_ms += cost.ms(job.shape_after(made))
         made.update(job.unmade)
     return total_ms
-
-
-def load_of(
-    jobs: Iterable[Job], compute: Pace, loads: LoadRates, cost: StepCost, busy: Busy
-) -> PrefillLoad:
-    """What the conductor is told."""
-    known = tuple(jobs)
-    queued = [job for job in known if job.waits]
-    running = [job for job in known if job.phase is Phase.COMPUTING]
-    return PrefillLoad(
-        queued=len(queued),
-        queued_tokens=sum(job.left for job in queued),
-        running=len(running),
-        running_tokens_left=sum(job.left for job in running),
-        tokens_per_s=compute.per_s,
-        load_bytes_per_s=loads.all.per_s,
-        reused_tokens_per_s=loads.tokens.per_s,
-        queue_ms=queue_ms(known, cost),
-        loads=loads.count,
-        load=loads.last,
-        step=cost.last,
-        busy_share=busy.share,
-        bound=cost.bound,
-    )

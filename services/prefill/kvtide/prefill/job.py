@@ -52,7 +52,8 @@ class Job:
     but the last; ``at`` are those that it has, or that a load promises. ``loads`` are
     under way, by their first block, with the blocks that each promises; ``short`` is
     where a promise was broken while a step ran, ``gated`` that a step has waited for it
-    in vain. ``passed_s`` is since when it waits for blocks of another. ``dying`` means that what the job holds
+    in vain. ``passed_s`` is since when it waits for blocks of another, ``behind`` that this
+    one is another worker's; ``told``, that other workers know of this job. ``dying`` means that what the job holds
     is let go as soon as the shell's operation under way has ended; ``forgotten``, that
     the job itself then goes too.
     """
@@ -75,6 +76,8 @@ class Job:
     commit_at: int = 0
     committed: int = 0
     passed_s: float | None = None
+    behind: bool = False
+    told: bool = False
     asked_from: int = 0
     dying: bool = False
     forgotten: bool = False
@@ -179,6 +182,15 @@ class Job:
             return ()
         first = max(self.first_block, self.committed)
         return self.work.keys[first : self.end // self.block_tokens]
+
+    def found(self, copies: tuple[Located, ...]) -> None:
+        """Another has put these into the pool; what follows its reuse is reused, too."""
+        by_key = {copy.key: copy for copy in copies}
+        while len(self.reuse) < self.end // self.block_tokens:
+            copy = by_key.get(self.work.keys[len(self.reuse)])
+            if copy is None:
+                break
+            self.reuse += (copy,)
 
     def right_copies(self) -> tuple[Located, ...]:
         """The copies that can be loaded: from the first block on, each with its key.

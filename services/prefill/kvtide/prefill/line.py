@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 
-from kvtide.kv import BlockKey
+from kvtide.kv import BlockKey, NodeRef
 from kvtide.prefill.events import ChunkSpec, EngineShared
 from kvtide.prefill.job import Job, Phase
 from kvtide.prefill.limits import PrefillLimits, QueueOrder
+from kvtide.prefill.peers import Peers
 from kvtide.worker.steps import NO_STEP, StepCost, StepShape
 
 _SHARE_OF_TARGET = 0.9
@@ -16,10 +17,13 @@ _IN_PROGRESS = frozenset({Phase.COMPUTING, Phase.COMMITTING})
 class Line:
     """The order of jobs, by policy and by what steps were measured to cost."""
 
-    def __init__(self, limits: PrefillLimits, cost: StepCost) -> None:
-        """``cost`` is measured by another."""
+    def __init__(
+        self, limits: PrefillLimits, cost: StepCost, peers: Peers | None = None
+    ) -> None:
+        """``cost`` is measured and ``peers`` are heard by another."""
         self._limits = limits
         self._cost = cost
+        self._peers = Peers() if peers is None else peers
 
     def ordered(self, jobs: Iterable[Job]) -> list[Job]:
         """The jobs, first one first."""
@@ -28,13 +32,14 @@ class Line:
             known.sort(key=lambda job: job.due_s - self._cost.ms(job.shape_left) / 1000)
         return known
 
-    def to_prepare(self, jobs: Iterable[Job], now_s: float) -> Job | None:
+    def to_prepare(self, jobs: Iterable[Job], now_s: float, me: NodeRef) -> Job | None:
         """The next job that loads and gets its slots, if there is room for one more.
 
         One whose next block another job is making waits until that block is in the
         pool, and then loads it; no longer than making it would take, unless the other
         is being computed: it would have to wait for the engine anyway. If the other is
-        cancelled, the first that waits makes it.
+        cancelled, the first that waits makes it. What another worker makes is waited
+        for no longer than that either, and not at all if it will take longer.
         """
         known = self.ordered(jobs)
         makers = {key: job for job in known for key in job.making}
@@ -46,9 +51,25 @@ class Line:
                 prepared += 1
             elif job.phase is Phase.QUEUED and prepared < most:
                 maker = makers.get(job.next_key) if job.next_key else None
-                if maker is None or self._out_of_patience(job, maker, makers, now_s):
+                if maker is None:
+                    job.behind = self._behind_peer(job, now_s, me)
+                    if not job.behind:
+                        return job
+                elif self._out_of_patience(job, maker, makers, now_s):
                     return job
         return None
+
+    def _behind_peer(self, job: Job, now_s: float, me: NodeRef) -> bool:
+        """Whether it waits for its next block, which another worker makes."""
+        key = job.next_key
+        peer = None if key is None else self._peers.maker_of(key, (me, job.ref))
+        if peer is None:
+            return False
+        if job.passed_s is None:
+            job.passed_s = now_s
+        until_s = job.passed_s + self._own_ms(job, peer.shared(job.work.keys)) / 1000
+        soon = peer.waits or peer.due_s <= until_s
+        return soon and now_s <= until_s
 
     def _out_of_patience(
         self, job: Job, maker: Job, makers: dict[BlockKey, Job], now_s: float
@@ -57,10 +78,13 @@ class Line:
             job.passed_s = now_s
             return False
         shared = sum(makers.get(key) is maker for key in job.work.keys)
-        start = job.first_block * job.block_tokens
-        end = start + shared * job.block_tokens
-        own_ms = self._cost.ms(StepShape.of([(start, end)]))
-        return (now_s - job.passed_s) * 1000 > own_ms
+        return (now_s - job.passed_s) * 1000 > self._own_ms(job, shared)
+
+    def _own_ms(self, job: Job, blocks: int) -> float:
+        """How long the job would compute so many blocks."""
+        start = max(job.first_block, len(job.reuse)) * job.block_tokens
+        end = start + blocks * job.block_tokens
+        return self._cost.ms(StepShape.of([(start, end)]))
 
     def chunks(
         self, jobs: Iterable[Job], shared: EngineShared

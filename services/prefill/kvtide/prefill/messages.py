@@ -3,6 +3,8 @@
 from kvtide.bus import Hop
 from kvtide.bus.messages import (
     AnyMessage,
+    BlocksMade,
+    BlocksMaking,
     HandoverPull,
     HandoverTaken,
     PrefillWork,
@@ -23,6 +25,8 @@ def event_of(message: AnyMessage) -> events.Event | None:
             event = events.PullArrived(message)
         case HandoverTaken():
             event = events.TakenArrived(message)
+        case BlocksMaking() | BlocksMade() as said:
+            event = events.PeerSaid(said)
         case _:
             pass
     return event

@@ -5,6 +5,8 @@ from typing import assert_never
 
 from kvtide.bus.messages import (
     Ack,
+    BlocksMade,
+    BlocksMaking,
     Failure,
     PartsReady,
     PartSums,
@@ -19,15 +21,15 @@ from kvtide.kv import Located, NodeRef, RequestRef
 from kvtide.prefill import events
 from kvtide.prefill.events import Command, Event, Heard, Progressed, Turned
 from kvtide.prefill.holdings import Holdings
-from kvtide.prefill.intake import crowded, load_of, queue_ms, unfit
+from kvtide.prefill.intake import crowded, queue_ms, unfit
 from kvtide.prefill.job import Job, Phase
 from kvtide.prefill.limits import PrefillLimits
 from kvtide.prefill.line import Line
-from kvtide.prefill.loads import LoadRates, Rest, worth_loading
+from kvtide.prefill.loads import Rest, worth_loading
+from kvtide.prefill.meter import Meter
+from kvtide.prefill.peers import Peers, made, making
 from kvtide.worker.custody import TOO_LATE, Readiness, refused, released
 from kvtide.worker.events import OwnerSaid
-from kvtide.worker.pace import Pace
-from kvtide.worker.steps import Busy, StepCost, StepShape
 
 
 class PrefillMachine:
@@ -40,11 +42,10 @@ class PrefillMachine:
         self._shared = events.EngineShared(shared=False)
         self._held = Holdings(me)
         self._steps = 0
-        self._compute = Pace(limits.initial_tokens_per_s)
-        self._cost = StepCost(0.0, 1000 / limits.initial_tokens_per_s)
-        self._line = Line(limits, self._cost)
-        self._rates = LoadRates(limits.rate_kept_s)
-        self._busy = Busy()
+        self._meter = Meter(limits)
+        self._cost = self._meter.cost
+        self._peers = Peers()
+        self._line = Line(limits, self._cost, self._peers)
         self._now_s = 0.0
         self._out: list[Command] = []
 
@@ -59,6 +60,7 @@ class PrefillMachine:
                 | events.OwnedArrived()
                 | events.PullArrived()
                 | events.TakenArrived()
+                | events.PeerSaid()
                 | events.MemberGone()
             ):
                 self._heard(event)
@@ -90,8 +92,7 @@ class PrefillMachine:
 
     def load(self) -> PrefillLoad:
         """What the conductor is told."""
-        jobs = self._held.all()
-        return load_of(jobs, self._compute, self._rates, self._cost, self._busy)
+        return self._meter.load_of(self._held.all())
 
     # what others say
 
@@ -105,6 +106,8 @@ class PrefillMachine:
                 self._pull(RequestRef(pull.request, pull.attempt))
             case events.TakenArrived(taken):
                 self._taken(RequestRef(taken.request, taken.attempt))
+            case events.PeerSaid(said):
+                self._peer_said(said)
             case _:
                 assert_never(event)
 
@@ -114,6 +117,7 @@ class PrefillMachine:
         if isinstance(event, events.CancelArrived):
             self._out.append(events.Reply(Ack()))
         elif isinstance(event, events.MemberGone):
+            self._peers.gone(event.node)
             self._decode_gone(event.node)
 
     def _work(self, work: PrefillWork) -> WorkAccepted | WorkRefused:
@@ -134,13 +138,12 @@ class PrefillMachine:
 
     def _accepted(self, ref: RequestRef) -> WorkAccepted:
         """It begins after all that come before it."""
-        before: list[Job] = []
-        for job in self._line.ordered(self._held.all()):
-            if job.ref == ref:
-                break
-            before.append(job)
-        start_ms = queue_ms(before, self._cost)
+        start_ms = queue_ms(self._before(self._held.jobs[ref]), self._cost)
         return WorkAccepted(request=ref.request, attempt=ref.attempt, start_ms=start_ms)
+
+    def _before(self, job: Job) -> list[Job]:
+        ordered = self._line.ordered(self._held.all())
+        return ordered[: ordered.index(job)]
 
     def _pull(self, ref: RequestRef) -> None:
         job = self._held.known(ref)
@@ -170,6 +173,17 @@ class PrefillMachine:
             for chunk in self._held.step.chunks
         )
 
+    def _peer_said(self, said: BlocksMaking | BlocksMade) -> None:
+        if said.prefill.node == self._held.me.node:
+            return
+        if isinstance(said, BlocksMaking):
+            self._peers.making(said, self._now_s)
+            return
+        self._peers.made(said)
+        for job in self._held.all():
+            if job.phase is Phase.QUEUED:
+                job.found(said.located)
+
     def _decode_gone(self, node: NodeRef) -> None:
         for job in self._held.all():
             decode = job.work.decode
@@ -197,8 +211,8 @@ class PrefillMachine:
                 job.phase = Phase.READY
                 if not self._held.died(job):
                     self._granted(job, slots)
-            case events.Committed() if job.committing:
-                self._committed(job)
+            case events.Committed(_, stored) if job.committing:
+                self._committed(job, stored)
             case _:
                 pass  # the end of an operation that this job does not have
 
@@ -216,7 +230,8 @@ class PrefillMachine:
             self._ask_for_slots(job)
 
     def _loaded(self, job: Job, loaded: events.Loaded) -> None:
-        self._count_load(job, loaded)
+        flows = sum(len(one.loads) for one in self._held.all()) - 1
+        self._meter.loaded(job, loaded, flows, self._now_s)
         job.load_ms += loaded.ms
         checking = job.phase is Phase.CHECKING
         if checking:
@@ -229,21 +244,6 @@ class PrefillMachine:
             self._ask_for_slots(job)
         elif job.phase is Phase.READY:
             self._advance(job)
-
-    def _count_load(self, job: Job, loaded: events.Loaded) -> None:
-        tokens = loaded.blocks * job.block_tokens
-        copies = job.copies_from(loaded.first, loaded.blocks)
-        after = job.copies_from(loaded.first + loaded.blocks, 1)
-        flows = sum(len(one.loads) for one in self._held.all()) - 1
-        self._rates.add(
-            copies,
-            tokens,
-            loaded.bytes,
-            loaded.ms,
-            self._now_s,
-            max(0, flows),
-            short=after[0] if after and not loaded.whole else None,
-        )
 
     def _ask_for_slots(self, job: Job) -> None:
         wanted = job.wanted()
@@ -272,7 +272,17 @@ class PrefillMachine:
         else:
             job.promised(len(ahead))  # decode alone reads them
         self._out.append(events.ToDecode(job.work.decode, job.make_plan(self._held.me)))
+        self._tell_peers(job, waits=False)
         self._advance(job)
+
+    def _tell_peers(self, job: Job, *, waits: bool) -> None:
+        """Others need not compute what this job will bring into the pool."""
+        left_ms = queue_ms(self._before(job), self._cost)
+        left_ms += self._cost.ms(job.shape_left)
+        said = making(job, self._held.me, left_ms, waits=waits)
+        if said.keys:
+            job.told = True
+            self._out.append(events.ToPeers(said))
 
     def _worth(self, job: Job, copies: tuple[Located, ...]) -> int:
         """How many of these copies are loaded faster than they are computed."""
@@ -283,7 +293,7 @@ class PrefillMachine:
         return worth_loading(
             copies,
             Rest(job.first_block * size, job.end, size),
-            self._rates,
+            self._meter.rates,
             self._cost,
             now_s=self._now_s,
             overlap=alone,
@@ -313,8 +323,11 @@ class PrefillMachine:
         job.commit_at = job.at
         self._out.append(events.Commit(job.ref))
 
-    def _committed(self, job: Job) -> None:
+    def _committed(self, job: Job, stored: tuple[Located, ...]) -> None:
         job.committing = False
+        if stored and job.told:
+            said = made(job, self._held.me, stored, ended=False)
+            self._out.append(events.ToPeers(said))
         job.committed = max(job.committed, job.commit_at // job.block_tokens)
         if self._held.died(job) or job.phase is not Phase.COMMITTING:
             return
@@ -342,7 +355,8 @@ class PrefillMachine:
         if step is None or step.step != event.step:
             return
         self._held.step = None
-        self._measured(step, event)
+        if not self._held.beside_load:  # else it counts what it waited
+            self._meter.stepped(step, event, self._now_s)
         for chunk in step.chunks:
             job = self._held.jobs[chunk.ref]
             job.compute_ms += event.ms
@@ -358,15 +372,6 @@ class PrefillMachine:
             else:
                 self._advance(job)
 
-    def _measured(self, step: events.Step, event: events.StepEnded) -> None:
-        done = event.outcome is events.StepOutcome.DONE
-        if not done or self._held.beside_load:  # else it counts what it waited
-            return
-        shape = StepShape.of([(chunk.start, chunk.end) for chunk in step.chunks])
-        self._compute.add(shape.new, event.ms / 1000)
-        self._busy.add(event.ms, self._now_s)
-        self._cost.add(event.whole or shape, event.ms)
-
     # what turns the worker as a whole
 
     def _turned(self, event: Turned) -> None:
@@ -374,7 +379,7 @@ class PrefillMachine:
             case events.ModelLoaded():
                 self._readiness = replace(self._readiness, model=event)
             case events.StoreAttached(attached, node):
-                self._rates.near = node
+                self._meter.rates.near = node
                 self._readiness = replace(self._readiness, attached=attached)
                 if not attached:
                     self._held.fail_all("no_store", "the store on this host has gone")
@@ -394,7 +399,7 @@ class PrefillMachine:
                 assert_never(event)
 
     def _tick(self) -> None:
-        self._busy.tick(self._now_s)
+        self._meter.busy.tick(self._now_s)
         for ref in self._held.owners.expire(self._now_s):
             self._held.cancel(ref)
         for job in self._held.all():
@@ -412,8 +417,12 @@ class PrefillMachine:
 
     def _schedule(self) -> None:
         jobs = self._held.all()
-        while (job := self._line.to_prepare(jobs, self._now_s)) is not None:
+        me = self._held.me
+        while (job := self._line.to_prepare(jobs, self._now_s, me)) is not None:
             self._prepare(job)
+        for job in jobs:
+            if job.behind and not job.told:
+                self._tell_peers(job, waits=True)
         if self._held.step is None:
             self._begin_step()
 

@@ -46,6 +46,7 @@ from kvtide.bus.messages.handover import (
     PrefillFailed,
     PrefillTimes,
 )
+from kvtide.bus.messages.making import MOST_MAKING, BlocksMade, BlocksMaking
 from kvtide.bus.messages.membership import (
     ArenaGrant,
     ArenaRequest,
@@ -161,6 +162,8 @@ AnyMessage = (
     | HandoverPull
     | HandoverState
     | HandoverTaken
+    | BlocksMaking
+    | BlocksMade
     | Tokens
     | TokenAck
     | TokenPull
@@ -209,6 +212,7 @@ AnyMessage = (
 
 __all__ = [
     "MOST_CHUNK_TIMES",
+    "MOST_MAKING",
     "Ack",
     "ActualTimes",
     "Admit",
@@ -223,6 +227,8 @@ __all__ = [
     "BlockState",
     "BlocksChanged",
     "BlocksDone",
+    "BlocksMade",
+    "BlocksMaking",
     "BlocksStaged",
     "Bound",
     "Cancel",
