@@ -46,7 +46,7 @@ def system(
         yield hosts
 
 
-# two hosts as well, but only in `make test-full`: these take a minute each
+# two hosts as well, but only in `make test-full`: these take long
 two_hosts_in_full = pytest.mark.parametrize(
     "system",
     ["one-host", pytest.param("two-hosts", marks=pytest.mark.full)],
@@ -104,13 +104,14 @@ def test_cold_then_warm(system: Site, judge: Judge, tokens: int) -> None:
     assert warm.prompt_tokens == tokens
 
 
-@two_hosts_in_full
+@pytest.mark.full
 def test_a_prompt_of_several_thousand_tokens(system: Site, judge: Judge) -> None:
     prompt = prompt_of(system, 3500, 40_000)
     answer = system.complete(prompt, 32, ignore_eos=True)
     judge.right(prompt, answer, 32)
 
 
+@two_hosts_in_full
 def test_a_chat_of_five_turns_hits_its_whole_history(
     system: Site, judge: Judge
 ) -> None:
