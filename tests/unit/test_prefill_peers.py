@@ -13,7 +13,7 @@ from tests.unit.prefill_world import (
     work,
 )
 
-from kvtide.bus.messages import BlocksMade, BlocksMaking, PrefillDone
+from kvtide.bus.messages import BlocksMade, BlocksMaking, HandoverPlan, PrefillDone
 from kvtide.kv import BlockKey, Located, NodeId, NodeRef
 from kvtide.prefill import events
 from kvtide.prefill.limits import PrefillLimits
@@ -51,6 +51,19 @@ def test_what_the_other_has_made_is_loaded() -> None:
     shell.tell(events.PeerSaid(made_elsewhere(copies(4), ended=False)))
     assert shell.opened == {ref("a")}
     assert done(shell) == (64, 0)
+    [plan] = shell.of(HandoverPlan)  # decode has not heard of them
+    assert isinstance(plan, HandoverPlan)
+    assert [(one.block, one.located) for one in plan.copies] == [*enumerate(copies(4))]
+
+
+def test_what_was_made_before_the_work_came_is_loaded_and_the_rest_waited_for() -> None:
+    shell = Shell()
+    shell.tell(events.PeerSaid(making_elsewhere(KEYS)))
+    shell.tell(events.PeerSaid(made_elsewhere(copies(2), ended=False)))
+    shell.tell(events.WorkArrived(PROMPT))
+    assert shell.opened == set()
+    shell.tell(events.PeerSaid(made_elsewhere(ended=True)))
+    assert done(shell) == (32, 32)
 
 
 def test_what_the_other_gives_up_is_computed_at_once() -> None:

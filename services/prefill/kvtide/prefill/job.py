@@ -1,6 +1,6 @@
 """One prompt's way through a prefill worker. Pure."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -183,11 +183,10 @@ class Job:
         first = max(self.first_block, self.committed)
         return self.work.keys[first : self.end // self.block_tokens]
 
-    def found(self, copies: tuple[Located, ...]) -> None:
-        """Another has put these into the pool; what follows its reuse is reused, too."""
-        by_key = {copy.key: copy for copy in copies}
+    def found(self, copies: Mapping[BlockKey, Located]) -> None:
+        """Others have put these into the pool; what follows its reuse is reused, too."""
         while len(self.reuse) < self.end // self.block_tokens:
-            copy = by_key.get(self.work.keys[len(self.reuse)])
+            copy = copies.get(self.work.keys[len(self.reuse)])
             if copy is None:
                 break
             self.reuse += (copy,)
@@ -296,14 +295,19 @@ class Job:
         )
 
     def make_plan(self, me: NodeRef) -> HandoverPlan:
-        """What decode is told that it will get from here."""
+        """What decode is told that it will get from here.
+
+        Of copies that were found since the placement decode hears here.
+        """
+        since = range(len(self.work.reuse), min(len(self.reuse), self.first_block))
+        found = [HandoverCopy(block, self.reuse[block]) for block in since]
         self.plan = HandoverPlan(
             request=self.ref.request,
             attempt=self.ref.attempt,
             prefill=me,
             first_block=self.first_block,
             slots=tuple(self.slots),
-            copies=tuple(self.copies),
+            copies=(*found, *self.copies),
         )
         return self.plan
 

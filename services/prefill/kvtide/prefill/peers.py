@@ -1,7 +1,7 @@
 """What prefill workers elsewhere are computing, and what they are told of here. Pure."""
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtide.bus.messages import MOST_MAKING, BlocksMade, BlocksMaking
@@ -9,6 +9,7 @@ from kvtide.kv import BlockKey, Located, NodeRef, RequestRef
 from kvtide.prefill.job import Job
 
 KEPT = 1024
+COPIES_KEPT = 4096
 
 _Id = tuple[NodeRef, RequestRef]
 
@@ -35,6 +36,7 @@ class Peers:
         self._kept = kept
         self._peers: OrderedDict[_Id, Peer] = OrderedDict()
         self._by_key: defaultdict[BlockKey, dict[_Id, Peer]] = defaultdict(dict)
+        self._copies: OrderedDict[BlockKey, Located] = OrderedDict()
 
     def __len__(self) -> int:
         """Requests that are known."""
@@ -57,6 +59,11 @@ class Peers:
     def made(self, said: BlocksMade) -> None:
         """These are made, or all is given up."""
         ident = _ident(said)
+        for copy in said.located:
+            self._copies[copy.key] = copy
+            self._copies.move_to_end(copy.key)
+        while len(self._copies) > COPIES_KEPT:
+            self._copies.popitem(last=False)
         if said.ended:
             self._forget(ident)
             return
@@ -73,6 +80,11 @@ class Peers:
                 self._forget(ident)
 
     # what follows for a job here
+
+    @property
+    def copies(self) -> Mapping[BlockKey, Located]:
+        """What was made lately, which a placement may not have known of yet."""
+        return self._copies
 
     def maker_of(self, key: BlockKey, mine: _Id) -> Peer | None:
         """Who will make this block before ``mine`` should: soonest, by what was said."""

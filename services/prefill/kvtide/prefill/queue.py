@@ -130,6 +130,7 @@ class PrefillMachine:
         if refusal is not None or model is None:
             return refused(ref, refusal or TOO_LATE[Standing.STALE])
         job = Job.of(work, model.block_tokens, self._now_s)
+        job.found(self._peers.copies)
         refusal = crowded(job, self._held.all(), self._limits, self._cost)
         if refusal is not None:
             return refused(ref, refusal)
@@ -182,7 +183,7 @@ class PrefillMachine:
         self._peers.made(said)
         for job in self._held.all():
             if job.phase is Phase.QUEUED:
-                job.found(said.located)
+                job.found(self._peers.copies)
 
     def _decode_gone(self, node: NodeRef) -> None:
         for job in self._held.all():
