@@ -5,9 +5,15 @@ from pathlib import Path
 
 from tests.integration.pool_world import SECRET
 
-from kvtide.catalog import Catalog, DeletionRow, TenantRow, migrate
-from kvtide.kv import TenantId, tenant_tag
-from kvtide.store.ssd.events import DeletedSpace
+from kvtide.catalog import (
+    Catalog,
+    DeletionRow,
+    RemovedBlockRow,
+    TenantRow,
+    migrate,
+)
+from kvtide.kv import BlockKey, TenantId, tenant_tag
+from kvtide.store.ssd.events import DeletedSpace, RemovedBlock
 from kvtide.store.tombstones import Tombstones
 
 
@@ -15,7 +21,7 @@ def space(tenant: str, until_ms: int) -> DeletedSpace:
     return DeletedSpace(tenant_tag(SECRET, TenantId(tenant)), None, until_ms)
 
 
-def write(url: str, *rows: TenantRow | DeletionRow) -> None:
+def write(url: str, *rows: TenantRow | DeletionRow | RemovedBlockRow) -> None:
     async def work() -> None:
         await migrate(url)
         async with Catalog.open(url) as catalog:
@@ -61,5 +67,19 @@ def test_what_people_removed_is_told_and_its_latest_time_counts(tmp_path: Path) 
     write(url, DeletionRow(mine, model, 5.0), DeletionRow(b"", b"", 9.0))
     there.add(DeletedSpace(mine, model, 5000))
     assert set(ask()) == there
+    away = Tombstones(kept, "postgresql+asyncpg://nobody@127.0.0.1:1/none", SECRET)
+    assert set(away()) == there
+
+
+def test_single_blocks_are_told_too_and_remembered(tmp_path: Path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path}/catalog.sqlite3"
+    kept = tmp_path / "deleted.json"
+    key, other = BlockKey(b"k" * 16), BlockKey(b"o" * 16)
+    mine = tenant_tag(SECRET, TenantId("gone"))
+    kept.write_text(f'[["{mine.hex()}", "", 7]]')  # as it was before there were keys
+    write(url, RemovedBlockRow(key, 3.0), RemovedBlockRow(other, 4.0))
+    write(url, RemovedBlockRow(key, 5.0))
+    there = {space("gone", 7), RemovedBlock(key, 5000), RemovedBlock(other, 4000)}
+    assert set(Tombstones(kept, url, SECRET)()) == there
     away = Tombstones(kept, "postgresql+asyncpg://nobody@127.0.0.1:1/none", SECRET)
     assert set(away()) == there

@@ -17,6 +17,7 @@ from kvtide.catalog.tables import (
     nodes,
     quotas,
     removals,
+    removed_blocks,
     requests,
     tenants,
 )
@@ -34,8 +35,8 @@ class Cutoffs:
     ``requests_s``: decisions and ended requests. ``removals_s``: why blocks went.
     ``lost_s``: DRAM rows of stores that are gone since before then, which nobody else
     can take back. ``nodes_s``: nodes gone since before then that have no blocks left.
-    ``tenants_s``: deleted tenants, with their keys and quotas, and what was removed by
-    tenant or model; a store that was down for longer may bring those blocks back.
+    ``tenants_s``: deleted tenants, with their keys and quotas, and what people
+    removed; a store that was down for longer may bring those blocks back.
     ``audit_s``: entries of the audit log.
     """
 
@@ -84,6 +85,7 @@ def _conditions(before: Cutoffs) -> list[tuple[Table, ColumnElement[bool]]]:
             (quotas, quotas.c.tenant.in_(names)),
             (tenants, old),
             (deletions, deletions.c.until_s < before.tenants_s),
+            (removed_blocks, removed_blocks.c.until_s < before.tenants_s),
         ]
     if before.audit_s is not None:
         found.append((audit, audit.c.at_s < before.audit_s))

@@ -218,6 +218,14 @@ class DeletionRow:
     until_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class RemovedBlockRow:
+    """A single block that is removed: see ``DeletionRow``."""
+
+    key: BlockKey
+    until_s: float
+
+
 class KeyScope(StrEnum):
     """What a key opens: a tenant's own requests, or administration and nothing else."""
 
@@ -291,6 +299,7 @@ Change = (
     | RequestRow
     | TenantRow
     | DeletionRow
+    | RemovedBlockRow
     | ApiKeyRow
     | QuotaRow
     | AuditRow

@@ -45,6 +45,7 @@ from kvtide.catalog.records import (
     NodeRow,
     QuotaRow,
     RemovalRow,
+    RemovedBlockRow,
     RequestRow,
     TenantRow,
 )
@@ -64,16 +65,20 @@ from kvtide.catalog.tables import (
     deletions,
     nodes,
     quotas,
+    removed_blocks,
     requests,
     tenants,
 )
 from kvtide.catalog.writing import in_groups, write_group
 from kvtide.kv import (
+    BlockKey,
     RequestId,
     TenantId,
     Tier,
     name_prefix,
 )
+
+MOST_REMOVED = 100_000
 
 
 class Catalog:
@@ -277,6 +282,17 @@ class Catalog:
         order = (deletions.c.until_s, deletions.c.tenant_tag, deletions.c.model_tag)
         rows = await self._rows(select(deletions).order_by(*order))
         return tuple(DeletionRow(**row) for row in rows)
+
+    async def removed_blocks(
+        self, limit: int = MOST_REMOVED
+    ) -> tuple[RemovedBlockRow, ...]:
+        """Single blocks that people removed, the latest last; the latest ``limit``."""
+        order = (removed_blocks.c.until_s.desc(), removed_blocks.c.key)
+        rows = await self._rows(select(removed_blocks).order_by(*order).limit(limit))
+        return tuple(
+            RemovedBlockRow(BlockKey(row["key"]), row["until_s"])
+            for row in reversed(rows)
+        )
 
     async def _rows(self, statement: Executable) -> list[Values]:
         async with transaction(self._engine, writes=False) as connection:

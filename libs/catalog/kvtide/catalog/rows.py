@@ -22,6 +22,7 @@ from kvtide.catalog.records import (
     KeyScope,
     NodeRow,
     QuotaRow,
+    RemovedBlockRow,
     RequestRow,
     TenantRow,
     Verdict,
@@ -34,6 +35,7 @@ from kvtide.catalog.tables import (
     deletions,
     nodes,
     quotas,
+    removed_blocks,
     requests,
     tenants,
 )
@@ -46,6 +48,7 @@ Row = (
     | RequestRow
     | TenantRow
     | DeletionRow
+    | RemovedBlockRow
     | ApiKeyRow
     | QuotaRow
     | AuditRow
@@ -73,6 +76,7 @@ TARGETS: Mapping[type, Target] = {
     RequestRow: Target(requests),
     TenantRow: Target(tenants, kept=("created_at_s",)),
     DeletionRow: Target(deletions),
+    RemovedBlockRow: Target(removed_blocks),
     ApiKeyRow: Target(api_keys, kept=("created_at_s",)),
     QuotaRow: Target(quotas),
     AuditRow: Target(audit),

@@ -149,6 +149,14 @@ deletions = Table(
     Column("until_s", Double, nullable=False),
 )
 
+removed_blocks = Table(
+    "removed_blocks",
+    metadata,
+    Column("key", LargeBinary(16), primary_key=True),
+    Column("until_s", Double, nullable=False),
+    Index("ix_removed_blocks_until_s", "until_s"),
+)
+
 api_keys = Table(
     "api_keys",
     metadata,

@@ -32,6 +32,7 @@ from kvtide.catalog.records import (
     DeletionRow,
     NodeRow,
     QuotaRow,
+    RemovedBlockRow,
     RequestRow,
     TenantRow,
 )
@@ -137,6 +138,7 @@ async def _change(connection: AsyncConnection, change: Change) -> None:
             | RequestRow()
             | TenantRow()
             | DeletionRow()
+            | RemovedBlockRow()
             | ApiKeyRow()
             | QuotaRow()
             | AuditRow()

@@ -8,6 +8,9 @@ from kvtide.kv import KEY_BYTES, BlockKey, ModelFacts, TenantId, model_tag, tena
 from kvtide.runtime import ConfigError
 
 TAG_BYTES = 16
+USUAL_TENANT = TenantId("default")
+"""Whose requests without a key are, unless the gateway's settings say otherwise."""
+
 _SHORT = 8
 _DIGITS = "0123456789abcdef"
 
@@ -19,6 +22,10 @@ class BlockNames:
     secret: bytes = field(repr=False)
     tenants: dict[bytes, str] = field(default_factory=dict[bytes, str])
     models: dict[bytes, str] = field(default_factory=dict[bytes, str])
+
+    def __post_init__(self) -> None:
+        """No catalog names the tenant of those who have no keys."""
+        self.learn(tenants=[USUAL_TENANT])
 
     def learn(
         self,

@@ -205,8 +205,8 @@ def remove(
 ) -> None:
     """Remove blocks of a tenant or model, or single ones. Asks first.
 
-    Stores that are down hear of a tenant or model through the catalog when they start;
-    of single blocks, and with --node, only live stores do.
+    Stores that are down hear of it through the catalog when they start; with --node,
+    and of keys together with --tenant or --model, only live stores do.
     """
     flags = {
         "nats": nats,

@@ -3,7 +3,14 @@
 import asyncio
 
 from kvtide.bus.messages import BlockSelector
-from kvtide.catalog import Catalog, CatalogError, DeletionRow, catalog_url, is_missing
+from kvtide.catalog import (
+    Catalog,
+    CatalogError,
+    DeletionRow,
+    RemovedBlockRow,
+    catalog_url,
+    is_missing,
+)
 from kvtide.cli.found_blocks import CATALOG_LIMIT_S, NoCatalogError
 from kvtide.runtime.settings import RoleSettings, hide_passwords
 
@@ -13,17 +20,23 @@ async def keep_tombstone(
 ) -> None:
     """Have stores that start later forget what fits and was stored until then.
 
+    ``select`` names keys, or a tenant or model, and not both.
+
     Raises:
         NoCatalogError: it is away, or there is none.
     """
     url = catalog_url(settings.catalog, settings.state_dir)
     if is_missing(url):
         raise NoCatalogError("there is no catalog at " + url.partition(":///")[2])
-    row = DeletionRow(select.tenant or b"", select.model or b"", until_s)
+    rows: list[DeletionRow | RemovedBlockRow]
+    if select.keys is None:
+        rows = [DeletionRow(select.tenant or b"", select.model or b"", until_s)]
+    else:
+        rows = [RemovedBlockRow(key, until_s) for key in select.keys]
     try:
         async with asyncio.timeout(CATALOG_LIMIT_S), Catalog.open(url) as catalog:
             await catalog.migrate()
-            await catalog.write([row])
+            await catalog.write(rows)
     except (CatalogError, TimeoutError) as error:
         why = hide_passwords(str(error)) or "it does not answer"
         raise NoCatalogError(f"the catalog can't be written: {why}") from error

@@ -12,8 +12,8 @@ import msgspec
 import structlog
 
 from kvtide.catalog import Catalog, CatalogError
-from kvtide.kv import tenant_tag
-from kvtide.store.ssd.events import DeletedSpace
+from kvtide.kv import BlockKey, tenant_tag
+from kvtide.store.ssd.events import DeletedSpace, RemovedBlock, Tombstone
 
 log = structlog.get_logger("kvtide.store")
 
@@ -22,7 +22,17 @@ KEPT = 100_000
 _SINCE_REVISION = "0003"
 """The catalog's first that keeps what was removed by tenant or model."""
 
+_KEYS_SINCE_REVISION = "0005"
+"""And of single blocks."""
+
 _Line = tuple[str, str, int]
+
+
+class _Lines(msgspec.Struct, frozen=True):
+    """The file. ``spaces`` are tags of tenant and model, and when; ``keys`` of blocks."""
+
+    spaces: list[_Line]
+    keys: list[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +46,8 @@ class Tombstones:
     url: str
     secret: bytes = field(repr=False)
 
-    def __call__(self) -> Sequence[DeletedSpace]:
-        """Blocks of these spaces that were written before their end are not meant."""
+    def __call__(self) -> Sequence[Tombstone]:
+        """Blocks of these spaces, and these blocks, that were written before their end are not meant."""
         known = _latest(self._kept())
         try:
             found = asyncio.run(self._ask())
@@ -48,14 +58,16 @@ class Tombstones:
             self._keep(known)
         return known
 
-    async def _ask(self) -> list[DeletedSpace]:
+    async def _ask(self) -> list[Tombstone]:
         async with asyncio.timeout(ASK_LIMIT_S), Catalog.open(self.url) as catalog:
             revision = await catalog.revision()
             if revision is None:
                 return []
             tenants = await catalog.deleted_tenants()
             removed = await catalog.deletions() if revision >= _SINCE_REVISION else ()
-        return [
+            keyed = revision >= _KEYS_SINCE_REVISION
+            blocks = await catalog.removed_blocks() if keyed else ()
+        spaces = [
             DeletedSpace(
                 tenant_tag(self.secret, row.tenant), None, _ms(row.deleted_at_s or 0.0)
             )
@@ -68,30 +80,45 @@ class Tombstones:
             # nobody means everything
             if row.tenant_tag or row.model_tag
         ]
+        return [*spaces, *(RemovedBlock(row.key, _ms(row.until_s)) for row in blocks)]
 
-    def _kept(self) -> list[DeletedSpace]:
+    def _kept(self) -> list[Tombstone]:
         try:
-            lines = msgspec.json.decode(self.path.read_bytes(), type=list[_Line])
-            return [
+            # a list of spaces alone is of before there were keys
+            found = msgspec.json.decode(
+                self.path.read_bytes(), type=_Lines | list[_Line]
+            )
+            lines = found if isinstance(found, _Lines) else _Lines(found, [])
+            spaces = [
                 DeletedSpace(
                     bytes.fromhex(tenant) or None,
                     bytes.fromhex(model) or None,
                     until_ms,
                 )
-                for tenant, model, until_ms in lines
+                for tenant, model, until_ms in lines.spaces
+            ]
+            keys = [
+                RemovedBlock(BlockKey(bytes.fromhex(key)), until_ms)
+                for key, until_ms in lines.keys
             ]
         except FileNotFoundError:
             return []
         except (OSError, ValueError) as error:
             log.warning("tombstones_unreadable", path=str(self.path), error=str(error))
             return []
+        return [*spaces, *keys]
 
-    def _keep(self, known: list[DeletedSpace]) -> None:
-        newest = sorted(known, key=lambda each: -each.until_ms)[:KEPT]
-        lines = [
-            ((each.tenant or b"").hex(), (each.model or b"").hex(), each.until_ms)
-            for each in newest
-        ]
+    def _keep(self, known: list[Tombstone]) -> None:
+        newest = sorted(known, key=lambda each: -each.until_ms)
+        spaces = [each for each in newest if isinstance(each, DeletedSpace)][:KEPT]
+        keys = [each for each in newest if isinstance(each, RemovedBlock)][:KEPT]
+        lines = _Lines(
+            [
+                ((each.tenant or b"").hex(), (each.model or b"").hex(), each.until_ms)
+                for each in spaces
+            ],
+            [(each.key.hex(), each.until_ms) for each in keys],
+        )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             fresh = self.path.with_suffix(".new")
@@ -101,10 +128,18 @@ class Tombstones:
             log.warning("tombstones_not_kept", path=str(self.path), error=str(error))
 
 
-def _latest(spaces: Iterable[DeletedSpace]) -> list[DeletedSpace]:
+def _latest(tombstones: Iterable[Tombstone]) -> list[Tombstone]:
     """Of several that say the same the latest counts."""
-    ends = sorted(spaces, key=lambda each: each.until_ms)
-    return list({(each.tenant, each.model): each for each in ends}.values())
+    ends = sorted(tombstones, key=lambda each: each.until_ms)
+    return list({_meant(each): each for each in ends}.values())
+
+
+def _meant(tombstone: Tombstone) -> tuple[object, ...]:
+    match tombstone:
+        case DeletedSpace(tenant, model, _):
+            return tenant, model
+        case RemovedBlock(key, _):
+            return (key,)
 
 
 def _ms(seconds: float) -> int:

@@ -107,7 +107,7 @@ def change(
 ) -> int:
     """Do it at every live store, and say what came of it; 1 if a store failed.
 
-    What is removed by tenant or model at all stores is noted in the catalog first, for
+    What is removed at all stores is noted in the catalog first, for
     the stores that are down; where it can't be, that is said, and it is 1. ``confirm``
     is asked before anything is removed; None: it is confirmed.
 
@@ -153,7 +153,9 @@ async def _change(
     )
     async with AsyncExitStack() as stack:
         pool = await _look(stack, settings)
-        everywhere = deed is Deed.REMOVE and not meant.keys and meant.node is None
+        # whose a key is, is not known of a store that is down
+        narrowed = meant.keys and (meant.tenant is not None or meant.model is not None)
+        everywhere = deed is Deed.REMOVE and meant.node is None and not narrowed
         if not everywhere:
             pool = _present(pool, meant.node)
         names.learn(models=pool.seen.models)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from kvtide.kv import BlockKey, SpaceTags
-from kvtide.store.ssd.events import DeletedSpace
+from kvtide.store.ssd.events import DeletedSpace, RemovedBlock, Tombstone
 
 MAX_KEYS = 100_000
 """Single blocks that are known to be removed; the latest count."""
@@ -12,12 +12,16 @@ MAX_KEYS = 100_000
 class Deletions:
     """What is deleted, for quick looks."""
 
-    def __init__(self, deleted: Iterable[DeletedSpace] = ()) -> None:
-        """See ``add``."""
+    def __init__(self, deleted: Iterable[Tombstone] = ()) -> None:
+        """See ``add`` and ``add_key``."""
         self._until_ms: dict[tuple[bytes | None, bytes | None], int] = {}
         self._keys: dict[BlockKey, int] = {}
         for each in deleted:
-            self.add(each)
+            match each:
+                case DeletedSpace():
+                    self.add(each)
+                case RemovedBlock(key, until_ms):
+                    self.add_key(key, until_ms)
 
     def add(self, deleted: DeletedSpace) -> None:
         """Of several that say the same the latest counts."""

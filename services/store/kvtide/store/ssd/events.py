@@ -44,6 +44,16 @@ class DeletedSpace:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class RemovedBlock:
+    """One block as written until ``until_ms``, in wall clock."""
+
+    key: BlockKey
+    until_ms: int
+
+
+Tombstone = DeletedSpace | RemovedBlock
+
 # ---- commands
 
 

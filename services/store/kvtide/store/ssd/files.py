@@ -22,7 +22,6 @@ from kvtide.store.ssd.deletions import Deletions
 from kvtide.store.ssd.directory import Directory, read_all, write_all
 from kvtide.store.ssd.errors import FormatError, WrongDirectory
 from kvtide.store.ssd.events import (
-    DeletedSpace,
     DropSegment,
     FileCommand,
     Found,
@@ -37,6 +36,7 @@ from kvtide.store.ssd.events import (
     SsdEvent,
     TierFailed,
     TierOpened,
+    Tombstone,
     Trouble,
     WriteRecord,
 )
@@ -57,7 +57,7 @@ class FilesSpec:
     path: Path
     node: str
     key_id: int
-    deleted: Callable[[], Sequence[DeletedSpace]] = tuple
+    deleted: Callable[[], Sequence[Tombstone]] = tuple
 
 
 class _Bad(Exception):  # noqa: N818 - inside this module: becomes a Trouble

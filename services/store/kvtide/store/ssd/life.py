@@ -13,7 +13,7 @@ from kvtide.kv import NodeId, derive_key
 from kvtide.runtime import Clock, TaskScope
 from kvtide.store.settings import StoreSettings
 from kvtide.store.ssd.device import FilesSpec, SsdDevice, TierFiles
-from kvtide.store.ssd.events import DeletedSpace, SsdCommand, SsdEvent, TierOpened
+from kvtide.store.ssd.events import SsdCommand, SsdEvent, TierOpened, Tombstone
 from kvtide.store.ssd.health import TierState
 from kvtide.store.ssd.rules import SsdRules
 from kvtide.store.ssd.tier import SsdTier
@@ -23,11 +23,11 @@ log = structlog.get_logger("kvtide.store")
 DISK_SHARE = 0.9
 FLUSH_LOOK_S = 0.01
 
-DeletedSpaces = Callable[[], Sequence[DeletedSpace]]
+DeletedSpaces = Callable[[], Sequence[Tombstone]]
 """What was deleted while the node was down; called in a thread, may block."""
 
 
-def no_deleted_spaces() -> Sequence[DeletedSpace]:
+def no_deleted_spaces() -> Sequence[Tombstone]:
     """For a store that nobody tells."""
     return ()
 
