@@ -12,6 +12,7 @@ from kvtide.policy import (
     Copy,
     CostSeeds,
     DecodeWorker,
+    Lateness,
     LoadCurve,
     Placement,
     PolicyName,
@@ -104,6 +105,8 @@ asks = st.builds(
     priority=st.integers(-1, 1),
     turn=st.integers(0, 100),
     answer_tokens=st.sampled_from([0.0, 1.0, 333.3]),
+    lateness=st.none()
+    | st.builds(Lateness, st.floats(0, 500), st.floats(0.25, 4), st.floats(0.25, 4)),
 )
 rules = st.builds(
     rules_of,

@@ -130,7 +130,7 @@ class ReadablePolicy:
                 loader,
                 loads,
                 plan,
-                self._estimate(worker, decode, plan, queue_ms),
+                self._estimate(ask, worker, decode, plan, queue_ms),
             )
             for decode in options
         ]
@@ -195,13 +195,14 @@ class ReadablePolicy:
         plan = cost.plan(ask, loader, loads, self._rules.reuse)
         if plan.rest_tokens > limit_tokens:
             return []
-        estimate = self._estimate(None, decode, plan, 0.0)
+        estimate = self._estimate(ask, None, decode, plan, 0.0)
         return [_Found(None, decode, loader, loads, plan, estimate)]
 
     # ---- both
 
     def _estimate(
         self,
+        ask: Ask,
         prefill: PrefillWorker | None,
         decode: _Decode,
         plan: Plan,
@@ -213,6 +214,10 @@ class ReadablePolicy:
         made_ms += self._cost.handover_ms(ref, host, decode.worker)
         # decode waits for room while prefill works
         ttft_ms = max(made_ms, decode.cost.wait_ms) + decode.cost.tbt_ms
+        if (late := ask.lateness) is not None:
+            rest_ms = ttft_ms - queue_ms
+            ttft_ms = late.fixed_ms + late.queue_share * queue_ms
+            ttft_ms += late.rest_share * rest_ms
         return Estimate(
             prefill=ref.node if ref is not None else decode.worker.ref.node,
             decode=decode.worker.ref.node,

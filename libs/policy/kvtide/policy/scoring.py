@@ -267,7 +267,7 @@ class ColumnPolicy:
         queue_ms[:workers] = _queue_ms(prefills)
         made_ms = queue_ms + plans.made_ms
         decode = np.full(candidates, least, dtype=np.int64)
-        found = self._with(fleet, decodes, decode, queue_ms, made_ms)
+        found = self._with(ask, fleet, decodes, decode, queue_ms, made_ms)
         if not self.rules.pairs or not workers:
             return found
         pace = decodes.wait_ms + self._answer_tokens(ask) * decodes.tbt_ms
@@ -277,7 +277,7 @@ class ColumnPolicy:
         decode[:workers] = np.where(
             (there >= 0) & (prefills.host != NO_HOST), there, least
         )
-        other = self._with(fleet, decodes, decode, queue_ms, made_ms)
+        other = self._with(ask, fleet, decodes, decode, queue_ms, made_ms)
         answer_tokens = self._answer_tokens(ask)
         better = other.ttft_ms + answer_tokens * other.tbt_ms < (
             found.ttft_ms + answer_tokens * found.tbt_ms
@@ -292,6 +292,7 @@ class ColumnPolicy:
 
     def _with(
         self,
+        ask: Ask,
         fleet: Fleet,
         decodes: DecodeScores,
         decode: Ints,
@@ -315,6 +316,10 @@ class ColumnPolicy:
         wait_ms, tbt_ms = decodes.wait_ms[decode], decodes.tbt_ms[decode]
         # decode waits for room while prefill works
         ttft_ms = np.maximum(made_ms + handover_ms, wait_ms) + tbt_ms
+        if (late := ask.lateness) is not None:
+            rest_ms = ttft_ms - queue_ms
+            ttft_ms = late.fixed_ms + late.queue_share * queue_ms
+            ttft_ms += late.rest_share * rest_ms
         return _Scores(decode.copy(), queue_ms, ttft_ms, tbt_ms, wait_ms)
 
     def _order(self, ask: Ask, scores: _Scores, plans: _Plans, workers: int) -> Ints:

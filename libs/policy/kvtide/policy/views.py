@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from kvtide.kv import Located, NodeRef
 from kvtide.policy.curves import LoadCurve, PrefillCurve, StepCurve
+from kvtide.policy.lateness import Lateness
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class Ask:
     a full block as stored. Targets that are None are not checked. ``turn`` is the number
     of the decision, from which policies that don't look choose. ``answer_tokens`` is the
     length that the answer is expected to have, 0 if nothing is known. Below 0,
-    ``priority`` is work that may be shed.
+    ``priority`` is work that may be shed. ``lateness``: by how much first tokens were
+    seen to come later than the parts of a placement add up to.
     """
 
     prompt_tokens: int
@@ -44,6 +46,7 @@ class Ask:
     priority: int = 0
     turn: int = 0
     answer_tokens: float = 0.0
+    lateness: Lateness | None = None
 
     @property
     def kv_tokens(self) -> int:

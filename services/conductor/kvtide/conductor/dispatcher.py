@@ -63,6 +63,7 @@ from kvtide.conductor.reducers.admission import (
 )
 from kvtide.conductor.reducers.answers import Answers
 from kvtide.conductor.reducers.bookings import Bookings
+from kvtide.conductor.reducers.calibration import Calibration
 from kvtide.conductor.reducers.costs import Costs
 from kvtide.conductor.reducers.explanations import Explanations
 from kvtide.conductor.reducers.fleet import FleetTable
@@ -115,6 +116,7 @@ class Dispatcher:
         self._tenants = TenantLimits(serving.quotas, serving.default_quota)
         self._homes = Homes(self._members, self._tenants)
         self._pending = PendingBlocks(self._limits.pending_blocks)
+        self._calibration = Calibration(enabled=serving.calibrated)
         self._answers = Answers(self._limits)
         self._explanations = Explanations(self._limits.explanations)
         self._roles = Roles(self._members, serving.roles)
@@ -132,6 +134,7 @@ class Dispatcher:
                 self._tenants,
                 self._homes,
                 self._pending,
+                self._calibration,
             ),
             policy,
         )
@@ -330,6 +333,7 @@ class Dispatcher:
         booking = self._bookings.end(ended.request, now_s)
         self._outlook.ended(ended, now_s)
         self._pending.remove(ended.request)
+        self._calibration.ended(ended, now_s)
         if ended.outcome is Outcome.REJECTED:
             self._tenants.release(ended.request, now_s)
         else:

@@ -12,7 +12,10 @@ from kvtide.policy.class_costs import ClassProfile
 
 @dataclass(frozen=True, slots=True)
 class ServingRules:
-    """``profiles`` are by worker class; that of the class "" is for all others."""
+    """``profiles`` are by worker class; that of the class "" is for all others.
+
+    ``calibrated``: predictions of the first token are fitted to when it came.
+    """
 
     prediction: Prediction = Prediction.FITTED
     quotas: Mapping[TenantId, TenantQuota] = field(
@@ -23,3 +26,4 @@ class ServingRules:
     profiles: Mapping[str, ClassProfile] = field(
         default_factory=dict[str, ClassProfile]
     )
+    calibrated: bool = True

@@ -66,7 +66,10 @@ def mind_of(shape: ClusterShape, rules: Rules, me: NodeRef) -> Dispatcher:
         limits=ConductorLimits(booking_s=1e9),
         replication=_replication(rules, node.network_bytes_per_s),
         serving=ServingRules(
-            prediction=rules.prediction, profiles={WORKER_CLASS: shape.profile}
+            prediction=rules.prediction,
+            profiles={WORKER_CLASS: shape.profile},
+            # nothing here takes time that no part's cost has
+            calibrated=False,
         ),
     )
 

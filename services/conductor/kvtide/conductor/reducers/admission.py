@@ -25,6 +25,7 @@ from kvtide.conductor.commands import (
 from kvtide.conductor.events import Word
 from kvtide.conductor.reducers.answers import Answers, Asked
 from kvtide.conductor.reducers.bookings import Booking, Bookings
+from kvtide.conductor.reducers.calibration import Calibration
 from kvtide.conductor.reducers.explanations import Explanations
 from kvtide.conductor.reducers.fleet import FleetTable, ModelRows, start_ms
 from kvtide.conductor.reducers.homes import Homes
@@ -67,6 +68,7 @@ class Knowledge:
     limits: TenantLimits
     homes: Homes
     pending: PendingBlocks
+    calibration: Calibration
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,7 @@ class Admission:
             priority=admit.priority,
             turn=self._turn,
             answer_tokens=self._known.outlook.answer_tokens(max_new_tokens),
+            lateness=self._known.calibration.of(admit.model),
         )
 
     def _verdict(
@@ -300,6 +303,7 @@ class Admission:
         known = self._known
         known.bookings.book(booking_of(made, now_s))
         known.outlook.placed(made, now_s)
+        known.calibration.placed(made, chosen.estimate, ask.lateness)
         self._pending(admit, ask, chosen, now_s)
         known.answers.keep(admit, answer, now_s)
         candidates = tuple(shown(estimate) for estimate in verdict.candidates)

@@ -1,0 +1,57 @@
+"""By how much first tokens come later than the parts of a placement add up to.
+
+What no part's own cost has: tokenising, messages, slots to be granted, steps between
+chunks, cores that others use too. Fitted to requests that have ended.
+"""
+
+from dataclasses import dataclass
+
+from kvtide.policy.fitting import FitRules, RobustFit
+
+_CONFIDENT = 10
+_SPREAD = (50.0, 0.3, 0.3)
+_RULES = FitRules(forget=0.98, pull=0.1)
+_LEAST_SHARE = 0.25
+_MOST_SHARE = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """TTFT = ``fixed_ms`` + ``queue_share`` · queue + ``rest_share`` · all that follows it.
+
+    The shares are above zero.
+    """
+
+    fixed_ms: float
+    queue_share: float
+    rest_share: float
+
+    def rest_ms(self, queue_ms: float, ttft_ms: float) -> float:
+        """What was added up after the queue, of a TTFT that this made of it."""
+        left_ms = ttft_ms - self.fixed_ms - self.queue_share * queue_ms
+        return max(0.0, left_ms / self.rest_share)
+
+
+class LatenessFit:
+    """Predicted parts against what came. Bounded in memory."""
+
+    def __init__(self) -> None:
+        """Nothing has ended: parts are taken as they add up."""
+        self._fit = RobustFit((0.0, 1.0, 1.0), _SPREAD, _RULES)
+        self._known: Lateness | None = None
+
+    def add(self, queue_ms: float, rest_ms: float, actual_ms: float) -> None:
+        """A request for which so much was added up got its first token after that."""
+        self._fit.add((1.0, max(0.0, queue_ms), max(0.0, rest_ms)), actual_ms)
+        if self._fit.samples >= _CONFIDENT:
+            fixed_ms, queue, rest = self._fit.theta
+            self._known = Lateness(fixed_ms, _bounded(queue), _bounded(rest))
+
+    @property
+    def known(self) -> Lateness | None:
+        """What is believed; None before enough was seen."""
+        return self._known
+
+
+def _bounded(share: float) -> float:
+    return min(max(share, _LEAST_SHARE), _MOST_SHARE)

@@ -1,0 +1,68 @@
+"""How late first tokens come against what was predicted, by model."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from kvtide.bus.messages import Outcome, PlacementMade, RequestEnded
+from kvtide.kv import RequestId
+from kvtide.policy import Estimate, Lateness, LatenessFit
+
+_MOST_OPEN = 10_000
+_MOST_MODELS = 256
+_EVERY_S = 0.1
+"""More samples a second tell nothing new, and each costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    model: str
+    attempt: int
+    queue_ms: float
+    rest_ms: float
+
+
+class Calibration:
+    """Takes placements of this conductor and their ends. Bounded."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        """Not ``enabled``: parts are always taken as they add up."""
+        self._enabled = enabled
+        self._open: OrderedDict[RequestId, _Open] = OrderedDict()
+        self._fits: OrderedDict[str, LatenessFit] = OrderedDict()
+        self._next_s = 0.0
+
+    def of(self, model: str) -> Lateness | None:
+        """What is believed of a model's requests now."""
+        fit = self._fits.get(model)
+        return fit.known if fit is not None else None
+
+    def placed(
+        self, made: PlacementMade, cost: Estimate, lateness: Lateness | None
+    ) -> None:
+        """``cost`` is the choice's, made with that ``lateness``."""
+        if not self._enabled:
+            return
+        rest_ms = cost.ttft_ms - cost.queue_ms
+        if lateness is not None:
+            rest_ms = lateness.rest_ms(cost.queue_ms, cost.ttft_ms)
+        self._open[made.request] = _Open(
+            made.model, made.attempt, cost.queue_ms, rest_ms
+        )
+        self._open.move_to_end(made.request)
+        if len(self._open) > _MOST_OPEN:
+            self._open.popitem(last=False)
+
+    def ended(self, ended: RequestEnded, now_s: float) -> None:
+        """A request has had its terminal answer."""
+        one = self._open.pop(ended.request, None)
+        finished = ended.outcome is Outcome.FINISHED and ended.ttft_ms
+        if one is None or not finished or one.attempt != ended.attempt:
+            return
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + _EVERY_S
+        fit = self._fits.setdefault(one.model, LatenessFit())
+        fit.add(one.queue_ms, one.rest_ms, ended.ttft_ms or 0.0)
+        self._fits.move_to_end(one.model)
+        if len(self._fits) > _MOST_MODELS:
+            self._fits.popitem(last=False)
