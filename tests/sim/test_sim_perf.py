@@ -89,6 +89,19 @@ def test_a_repeated_prompt_is_loaded_and_not_computed() -> None:
     assert found.prefill_gpu_s >= twice_s
 
 
+def test_a_repeat_waits_for_what_is_being_computed_and_loads_it() -> None:
+    blocks = tuple(range(40))
+    pair = [SimRequest(n, 0.1 * n, 40 * 512 + 100, 10, blocks) for n in range(2)]
+    shape = small()
+    text = msgspec.structs.replace(shape.text, prefills=1)
+    found = simulate(ClusterShape(text), pair, "best", Rules())
+    assert found.hit_tokens_local == 40 * 512
+    alone = shape.prefill.ms(40 * 512 + 99, 0) / 1000
+    assert found.prefill_gpu_s < 1.2 * alone
+    assert found.predicted_ttft_error is not None
+    assert found.predicted_ttft_error < 0.05
+
+
 def test_what_dram_lets_go_is_found_on_the_ssd() -> None:
     requests = mix()
     less = simulate(small(pool_tokens=40_960), requests, "best")

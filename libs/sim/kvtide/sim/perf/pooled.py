@@ -131,6 +131,7 @@ class PooledCluster:
                     shape.prefill,
                     layers=text.model.layers,
                     prepare_ahead=text.engine.prepare_ahead,
+                    block_tokens=tokens,
                 )
             )
         for number in range(text.decodes):
@@ -234,12 +235,14 @@ class PooledCluster:
         )
         tokens = request.prompt_tokens + request.output_tokens
         self._decodes[decode].promise(request.number, tokens)
-        reused = len(answer.reuse) * self._shape.text.model.block_tokens
+        computed = max(1, request.prompt_tokens - 1)
+        full = computed // self._shape.text.model.block_tokens
         self._prefills[prefill].take(
             Job(
                 request.number,
-                max(1, request.prompt_tokens - 1),
-                reused,
+                computed,
+                request.blocks[:full],
+                len(answer.reuse),
                 load=self._load,
                 computing=self._handing_over,
                 done=self._made,
