@@ -21,6 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 from playwright.async_api import Browser, async_playwright
 
@@ -47,6 +48,9 @@ CLOCK = SystemClock()
 SUBJECTS = Subjects("local")
 PAGES = ("cluster", "requests", "cache", "targets")
 FRAMES = """
+  window.long_ms = [];
+  new PerformanceObserver((list) => { for (const each of list.getEntries()) window.long_ms.push(each.duration); })
+    .observe({ type: "longtask" });
   window.frames_ms = []; let last = performance.now();
   const tick = (now) => { window.frames_ms.push(now - last); last = now; requestAnimationFrame(tick); };
   requestAnimationFrame(tick);
@@ -140,15 +144,50 @@ async def look(
     await page.wait_for_selector("#status:has-text('live')", timeout=60_000)
     await CLOCK.sleep(3)
     await page.evaluate(FRAMES)
+    devtools: Any = await context.new_cdp_session(page)
+    await devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
+    before = await cpu_ms(devtools)
     await CLOCK.sleep(seconds)
+    after = await cpu_ms(devtools)
     frames = sorted(await page.evaluate("window.frames_ms"))
+    long_ms = await page.evaluate("window.long_ms")
     await context.close()
     return {
+        "long_tasks": len(long_ms),
+        "longest_task_ms": round(max(long_ms, default=0.0), 1),
+        **{
+            f"{name}_ms_per_s": round((after[name] - before[name]) / seconds, 1)
+            for name in after
+        },
         "frames": len(frames),
         "p50_ms": round(frames[len(frames) // 2], 1),
         "p99_ms": round(frames[int(len(frames) * 0.99)], 1),
         "most_ms": round(frames[-1], 1),
     }
+
+
+async def cpu_ms(devtools: Any) -> dict[str, float]:
+    """The processor's time that the page's main thread has taken, by what it did."""
+    told: dict[str, Any] = await devtools.send("Performance.getMetrics")
+    names = {"TaskDuration": "task", "ScriptDuration": "script", "LayoutDuration": "layout",
+             "RecalcStyleDuration": "style"}  # fmt: skip
+    return {
+        names[each["name"]]: 1000 * each["value"]
+        for each in told["metrics"]
+        if each["name"] in names
+    }
+
+
+async def answering(url: str, limit_s: float = 60.0) -> None:
+    """Until the gateway has opened its port; a ``TimeoutError`` if it does not."""
+    async with asyncio.timeout(limit_s), httpx.AsyncClient() as http:
+        while True:
+            try:
+                await http.get(f"{url}/livez")
+            except httpx.TransportError:
+                await CLOCK.sleep(0.2)
+            else:
+                return
 
 
 async def cpu_share(process: psutil.Process, seconds: float) -> float:
@@ -198,6 +237,7 @@ async def look_all(
     args: argparse.Namespace, url: str, process: psutil.Process, feeder: Feeder
 ) -> dict[str, Any]:
     """The gateway alone, then with each page open."""
+    await answering(url)
     await CLOCK.sleep(10)  # everybody has joined
     sent, begun_s = feeder.sent, CLOCK.monotonic()
     found: dict[str, Any] = {

@@ -1,5 +1,6 @@
 """What the dashboard asks of the catalog, of conductors that are gone, and of metrics."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from kvtide.catalog import (
     Verdict,
 )
 from kvtide.gateway.ui.answers import Answers, Unknown
+from kvtide.gateway.ui.recent import Recent
 from kvtide.gateway.ui.traffic import bytes_moved
 from kvtide.kv import NodeId, RequestId, Role, TenantId
 from kvtide.runtime import SystemClock
@@ -143,6 +145,25 @@ async def test_targets_count_verdicts_and_pair_predictions_with_what_came(
     assert view.reasons == {"overloaded": 1}
     assert view.ttft_pairs == [(40.0, 50.0)]
     assert view.tbt_pairs == [(9.0, 10.0)]
+
+
+async def test_many_pages_cost_one_question() -> None:
+    asked = 0
+
+    async def ask() -> int:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0)
+        return asked
+
+    recent = Recent[int](SystemClock(), keep_s=60.0, most=2)
+    answers = await asyncio.gather(*(recent.get("a", ask) for _ in range(5)))
+    assert answers == [1] * 5
+    assert await recent.get("b", ask) == 2
+    assert await recent.get("c", ask) == 3
+    assert await recent.get("a", ask) == 4  # forgotten
+    hasty = Recent[int](SystemClock(), keep_s=0.0)
+    assert [await hasty.get("a", ask) for _ in range(2)] == [5, 6]
 
 
 def test_only_what_a_process_moved_as_a_client_is_traffic() -> None:

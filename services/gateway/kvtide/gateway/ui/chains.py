@@ -5,6 +5,8 @@ the number of reuses, halved every ``half_life_s``.
 """
 
 from dataclasses import dataclass, field
+from heapq import heappop, heappush, nlargest
+from itertools import count
 
 import msgspec
 
@@ -76,12 +78,21 @@ class Chains:
     def hottest(self, now_s: float, limit: int) -> list[ChainView]:
         """At most ``limit`` runs, each after its parent, hotter ones first."""
         found: list[ChainView] = []
-        waiting = [(-1, block) for block in self._roots.values()]
+        numbers = count()
+        waiting: list[tuple[float, int, int, _Block]] = []
+
+        def wait(parent: int, block: _Block) -> None:
+            heat = block.warm(now_s, self._half_life_s)
+            heappush(waiting, (-heat, next(numbers), parent, block))
+
+        # a block is never hotter than what it hangs below: cold roots can't come up
+        for block in nlargest(
+            limit, self._roots.values(), key=lambda b: b.warm(now_s, self._half_life_s)
+        ):
+            wait(-1, block)
         while waiting and len(found) < limit:
-            waiting.sort(key=lambda each: each[1].warm(now_s, self._half_life_s))
-            parent, first = waiting.pop()
-            last = first
-            heat = first.warm(now_s, self._half_life_s)
+            cold, _, parent, first = heappop(waiting)
+            last, heat = first, -cold
             while len(last.children) == 1:
                 (below,) = last.children.values()
                 if below.warm(now_s, self._half_life_s) < heat / 2:
@@ -99,7 +110,8 @@ class Chains:
                 )
             )
             index = len(found) - 1
-            waiting.extend((index, block) for block in last.children.values())
+            for block in last.children.values():
+                wait(index, block)
         return found
 
     def _forget(self, now_s: float) -> None:

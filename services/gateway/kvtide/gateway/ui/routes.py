@@ -1,7 +1,7 @@
 """``/ui`` and what its pages read, under ``/admin/ui``. The pages hold no data themselves."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from importlib import resources
 from typing import Annotated
 
@@ -11,13 +11,17 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from kvtide.gateway.api.problems import ApiError
 from kvtide.gateway.shell import Gateway
-from kvtide.gateway.ui.answers import Answers, Unknown
+from kvtide.gateway.ui.answers import Answers, CacheView, TargetsView, Unknown
+from kvtide.gateway.ui.recent import Recent
 from kvtide.gateway.ui.request_view import RequestDetail
 from kvtide.gateway.ui.traffic import Traffic
 from kvtide.gateway.ui.watch import STEP_S, Watch
 from kvtide.runtime import Clock
 
 HOTTEST = 60
+KEEP_S = 2.0
+"""What the catalog said is shown again for so long, to all pages."""
+
 STREAM_LIMIT = 64
 """Pages that may look at once; each costs a message a second."""
 
@@ -138,23 +142,27 @@ def asked_routes(
 ) -> APIRouter:
     """What others are asked for: the catalog and the nodes' metrics."""
     router = APIRouter(include_in_schema=False)
+    caches = Recent[CacheView](clock, keep_s=KEEP_S)
+    all_targets = Recent[TargetsView](clock, keep_s=KEEP_S)
 
     @router.get("/admin/ui/cache")
     async def cache(
         minutes: Annotated[int, Query(ge=1, le=1440)] = 30,
     ) -> Response:
-        wall_s = clock.wall()
-        view = await answers.cache(
-            watch.chains.hottest(clock.monotonic(), HOTTEST),
-            since_s=wall_s - 60 * minutes,
-            until_s=wall_s + 60,
-            step_s=max(5.0, minutes * 60 / 120),
-        )
-        return _json(view)
+        def ask() -> Awaitable[CacheView]:
+            wall_s = clock.wall()
+            return answers.cache(
+                watch.chains.hottest(clock.monotonic(), HOTTEST),
+                since_s=wall_s - 60 * minutes,
+                until_s=wall_s + 60,
+                step_s=max(5.0, minutes * 60 / 120),
+            )
+
+        return _json(await caches.get(minutes, ask))
 
     @router.get("/admin/ui/targets")
     async def targets() -> Response:
-        return _json(await answers.targets(500))
+        return _json(await all_targets.get("", lambda: answers.targets(500)))
 
     @router.get("/admin/ui/traffic")
     async def flows() -> Response:
