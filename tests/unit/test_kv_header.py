@@ -9,6 +9,7 @@ from kvtide.kv import (
     PRIVATE_KEY,
     BlockHeader,
     BlockKey,
+    HeaderForm,
     HeaderMismatchError,
     Layout,
     PartKind,
@@ -71,6 +72,29 @@ def test_a_header_comes_back_as_written(
     assert len(encoded) == LAYOUT.header_bytes
     assert BlockHeader.decode(encoded) == made
     check(made, BlockKey(key), space, generation)
+
+
+@given(
+    generation=uint64,
+    tokens=st.integers(1, 16),
+    sums=st.lists(uint64, min_size=4, max_size=4),
+)
+def test_a_form_makes_the_same_bytes(
+    generation: int, tokens: int, sums: list[int]
+) -> None:
+    form = HeaderForm(TAGS, LAYOUT)
+    made = make_header(
+        key=KEY,
+        tags=TAGS,
+        generation=generation,
+        tokens=tokens,
+        part_xxh3=sums,
+        layout=LAYOUT,
+    )
+    for _ in range(2):
+        assert form.encode(KEY, generation, tokens, sums) == made.encode(LAYOUT)
+    with pytest.raises(ValueError, match="size"):
+        form.encode(KEY, generation, tokens, sums[:-1])
 
 
 def is_header(data: bytes) -> bool:

@@ -114,6 +114,34 @@ async def test_what_is_written_lies_in_its_slot_under_its_header() -> None:
     assert await rig.put.commit() == (None,) * 4
 
 
+async def test_parts_that_are_written_together_are_as_those_one_by_one() -> None:
+    single, together = Rig(), Rig()
+    parts = single.fill(0, 16)
+    assert together.put.write_parts(0, 0, list(map(memoryview, parts))) == [
+        xxh3_64_intdigest(part) for part in parts
+    ]
+    for rig in (single, together):
+        await rig.put.commit()
+    assert together.arena == single.arena
+    assert together.committed == single.committed
+    assert together.nbytes == single.nbytes
+
+
+def test_parts_are_written_together_or_not_at_all() -> None:
+    rig = Rig()
+    before = bytes(rig.arena)
+    part, short = memoryview(bytes(range(256))), memoryview(bytes(255))
+    for first, data in ((0, [part, short]), (1, [part, part]), (-1, [part])):
+        with pytest.raises(ValueError, match=r"bytes|slot"):
+            rig.put.write_parts(0, first, data)
+    assert bytes(rig.arena) == before
+    rig.put.write_parts(0, 1, [part])
+    with pytest.raises(ValueError, match="already"):
+        rig.put.write_parts(0, 0, [part, part])
+    rig.put.write_parts(0, 0, [part])
+    assert rig.put.sums(0) == (xxh3_64_intdigest(part),) * 2
+
+
 @pytest.mark.parametrize(
     ("i", "part", "length"), [(0, 0, 255), (0, 2, 256), (0, -1, 256), (3, 0, 256)]
 )

@@ -5,6 +5,7 @@ from kvtide.kv.errors import HeaderMismatchError, KvError
 from kvtide.kv.header import (
     PRIVATE_KEY,
     BlockHeader,
+    HeaderForm,
     PartEntry,
     SpaceTags,
     make_header,
@@ -49,6 +50,7 @@ __all__ = [
     "BlockHeader",
     "BlockIds",
     "BlockKey",
+    "HeaderForm",
     "HeaderMismatchError",
     "KeySpace",
     "KvError",

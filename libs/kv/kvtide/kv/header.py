@@ -27,6 +27,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 from kvtide.kv.errors import HeaderMismatchError
@@ -90,9 +91,8 @@ class BlockHeader:
             self.tags.tenant,
             self.slot_bytes,
         )
-        table = b"".join(
-            _ENTRY.pack(part.offset, part.length, part.xxh3) for part in self.parts
-        )
+        numbers = chain.from_iterable(self.parts)
+        table = struct.pack(f"<{3 * len(self.parts)}Q", *numbers)
         body = fixed.ljust(HEADER_FIXED_BYTES, b"\0") + table
         return body.ljust(layout.header_bytes, b"\0")
 
@@ -159,6 +159,47 @@ class BlockHeader:
         offsets, lengths, _ = zip(*self.parts, strict=True)
         end = start + count * step
         return offsets == tuple(range(start, end, step)) and set(lengths) == {length}
+
+
+class HeaderForm:
+    """What the headers of one space have in common; made once for many of them."""
+
+    def __init__(self, tags: SpaceTags, layout: Layout) -> None:
+        """The tags and the layout of the blocks."""
+        self._layout = layout
+        self._tags = (tags.model, tags.layout, tags.tenant, layout.slot_bytes)
+        self._start = (MAGIC, FORMAT_VERSION, layout.parts, tags.key_id)
+        parts = range(layout.parts)
+        self._numbers = [
+            number
+            for part in parts
+            for number in (layout.part_offset(part), layout.part_bytes, 0)
+        ]
+        self._tokens = layout.block_tokens
+        self._token_bytes = layout.token_bytes
+        self._table = struct.Struct(f"<{3 * layout.parts}Q")
+        self._gap = bytes(HEADER_FIXED_BYTES - _FIXED.size)
+
+    def encode(
+        self,
+        key: BlockKey,
+        generation: int,
+        tokens: int,
+        part_xxh3: Sequence[int],
+    ) -> bytes:
+        """As ``make_header(...).encode``, in few steps.
+
+        Raises:
+            ValueError: there are more or fewer sums than parts.
+        """
+        fixed = _FIXED.pack(*self._start, tokens, generation, key, *self._tags)
+        numbers = self._numbers[:]
+        numbers[2::3] = part_xxh3
+        if tokens != self._tokens:
+            numbers[1::3] = [tokens * self._token_bytes] * len(part_xxh3)
+        table = self._table.pack(*numbers)
+        body = b"".join((fixed, self._gap, table))
+        return body.ljust(self._layout.header_bytes, b"\0")
 
 
 def renewed_header(raw: bytes, generation: int) -> bytes:

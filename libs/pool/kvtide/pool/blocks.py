@@ -1,14 +1,14 @@
 """Verified reads of blocks and parts, straight into the caller's memory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from kvtide.bus import Node
 from kvtide.kv import BlockHeader, Layout, Located, SlotRef, SpaceTags, Tier
-from kvtide.pool.copies import BadBytes, check_parts, checked_header
+from kvtide.pool.copies import BadBytes, BlockCheck, check_parts, checked_header
 from kvtide.pool.limits import PoolLimits
 from kvtide.pool.metrics import PoolMetrics
+from kvtide.pool.near import BlockJob, NearReader
 from kvtide.pool.outcomes import MissReason, PartRead, PartSink, ReadOutcome
 from kvtide.pool.reader import SlotRead, SlotReader
 from kvtide.pool.reports import BadCopyReports
@@ -54,6 +54,8 @@ class BlockReader:
         self._slots = SlotReader(node, limits)
         self._reports = reports
         self._metrics = metrics
+        self._check: BlockCheck | None = None
+        self._near = NearReader(self._slots, node, self._bad)
 
     async def headers(
         self,
@@ -76,7 +78,7 @@ class BlockReader:
             try:
                 found[i] = checked_header(read.header, read.located, tags, layout)
             except BadBytes as bad:
-                self._bad(read.located, bad, purpose)
+                self._bad(read.located, bad)
         return found
 
     async def blocks(
@@ -93,34 +95,29 @@ class BlockReader:
         """See ``PoolClient.read_blocks``."""
         started_s = self._clock.monotonic()
         numbers = range(layout.parts) if parts is None else parts
-        offsets = list(map(layout.part_offset, numbers))
         outcomes = [_NOT_STAGED] * len(located)
-        verify = partial(self._verified, tags=tags, layout=layout, purpose=purpose)
+        check = self._check
+        if check is None or check.tags != tags or check.layout != layout:
+            check = self._check = BlockCheck(tags, layout)
+        job = BlockJob(check, numbers, started_s + timeout_s, purpose)
         left = list(range(len(located)))
         while left:
-            left_s = started_s + timeout_s - self._clock.monotonic()
+            left_s = job.deadline_s - self._clock.monotonic()
             wanted = [located[place] for place in left]
+            if not any(each.slot.tier is Tier.SSD for each in wanted):
+                await self._read(
+                    dict(zip(left, wanted, strict=True)), sinks, job, outcomes
+                )
+                break
             async with self._stager.staged(wanted, timeout_s=left_s) as there:
-                reads = {
-                    place: _BlockRead(
-                        each,
-                        _header(layout),
-                        numbers,
-                        offsets,
-                        list(map(sinks[place], numbers)),
-                    )
+                asked = {
+                    place: each
                     for place, each in zip(left, there, strict=True)
                     if each is not None
                 }
-                results = await self._results(
-                    [*reads.values()],
-                    started_s + timeout_s - self._clock.monotonic(),
-                    purpose,
-                )
-                for (place, read), result in zip(reads.items(), results, strict=True):
-                    outcomes[place] = verify(read, result)
+                await self._read(asked, sinks, job, outcomes)
             # a store stages as much at once as it has room for; what had none may now
-            left = [place for place in left if place not in reads] if reads else []
+            left = [place for place in left if place not in asked] if asked else []
         self._count(outcomes, purpose, started_s)
         return outcomes
 
@@ -151,11 +148,48 @@ class BlockReader:
         outcomes = [ReadOutcome()] * len(reads)
         for members, result in zip(by_slot.values(), results, strict=True):
             for place, i in enumerate(members):
-                outcomes[i] = self._part(reads[i], result, place, purpose)
+                outcomes[i] = self._part(reads[i], result, place)
         self._count(outcomes, purpose, started_s)
         return outcomes
 
     # ---- inside
+
+    async def _read(
+        self,
+        asked: Mapping[int, Located],
+        sinks: Sequence[PartSink],
+        job: BlockJob,
+        outcomes: list[ReadOutcome],
+    ) -> None:
+        """Read blocks that are in DRAM."""
+        far = await self._near.read(asked, sinks, job, outcomes)
+        if far:
+            await self._read_far(far, sinks, job, outcomes)
+
+    async def _read_far(
+        self,
+        asked: Mapping[int, Located],
+        sinks: Sequence[PartSink],
+        job: BlockJob,
+        outcomes: list[ReadOutcome],
+    ) -> None:
+        """Read blocks from wherever they are, all under way together."""
+        layout = job.check.layout
+        offsets = list(map(layout.part_offset, job.numbers))
+        reads = [
+            _BlockRead(
+                each,
+                _header(layout),
+                job.numbers,
+                offsets,
+                list(map(sinks[place], job.numbers)),
+            )
+            for place, each in asked.items()
+        ]
+        left_s = job.deadline_s - self._clock.monotonic()
+        results = await self._results(reads, left_s, job.purpose)
+        for place, read, result in zip(asked, reads, results, strict=True):
+            outcomes[place] = self._verified(read, result, job)
 
     async def _results(
         self,
@@ -173,27 +207,33 @@ class BlockReader:
         self,
         read: _BlockRead,
         result: TransferResult | ReadOutcome,
-        *,
-        tags: SpaceTags,
-        layout: Layout,
-        purpose: str,
+        job: BlockJob,
     ) -> ReadOutcome:
         if isinstance(result, ReadOutcome):
             return result
+        check = job.check
         lengths = list(map(len, read.targets))
-        try:
-            header = checked_header(read.header, read.located, tags, layout)
-            check_parts(header, read.numbers, lengths, result.xxh3[1:])
-        except BadBytes as bad:
-            return self._bad(read.located, bad, purpose)
-        return ReadOutcome(nbytes=sum(lengths), path=result.path)
+        xxh3 = result.xxh3[1:]
+        promised = (
+            job.whole
+            and result.xxh3[0] == read.located.header_xxh3
+            and check.is_promised(read.located, read.header, lengths, xxh3)
+        )
+        if not promised:
+            try:
+                header = checked_header(
+                    read.header, read.located, check.tags, check.layout
+                )
+                check_parts(header, read.numbers, lengths, xxh3)
+            except BadBytes as bad:
+                return self._bad(read.located, bad)
+        return check.outcome(sum(lengths), result.path)
 
     def _part(
         self,
         read: PartRead,
         result: TransferResult | ReadOutcome,
         place: int,
-        purpose: str,
     ) -> ReadOutcome:
         if isinstance(result, ReadOutcome):
             return result
@@ -202,19 +242,18 @@ class BlockReader:
         detail = f"the checksum of part {read.part} differs"
         bad = BadBytes(MissReason.CORRUPT, detail)
         if read.located is not None:
-            return self._bad(read.located, bad, purpose)
+            return self._bad(read.located, bad)
         self._metrics.bad_copies.labels(bad.reason.value).inc()
         return ReadOutcome(bad.reason, detail=detail)
 
-    def _bad(self, located: Located, bad: BadBytes, _purpose: str) -> ReadOutcome:
+    def _bad(self, located: Located, bad: BadBytes) -> ReadOutcome:
         self._reports.report(located, bad.reason, bad.detail)
         return ReadOutcome(bad.reason, detail=bad.detail)
 
     def _count(
         self, outcomes: Sequence[ReadOutcome], purpose: str, started_s: float
     ) -> None:
-        for outcome in outcomes:
-            self._metrics.read(purpose, outcome)
+        self._metrics.read_all(purpose, outcomes)
         took_s = self._clock.monotonic() - started_s
         self._metrics.read_s.labels(purpose).observe(took_s)
 

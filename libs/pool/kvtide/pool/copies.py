@@ -4,8 +4,15 @@ from collections.abc import Sequence
 
 from xxhash import xxh3_64_intdigest
 
-from kvtide.kv import BlockHeader, HeaderMismatchError, Layout, Located, SpaceTags
-from kvtide.pool.outcomes import MissReason
+from kvtide.kv import (
+    BlockHeader,
+    HeaderForm,
+    HeaderMismatchError,
+    Layout,
+    Located,
+    SpaceTags,
+)
+from kvtide.pool.outcomes import MissReason, ReadOutcome
 
 _STALE_FIELDS = ("key", "generation")
 
@@ -69,3 +76,45 @@ def check_parts(
             )
         if entry.xxh3 != found:
             raise BadBytes(MissReason.CORRUPT, f"the checksum of part {number} differs")
+
+
+class BlockCheck:
+    """What blocks of one space must be, and what is said of good ones; for many."""
+
+    def __init__(self, tags: SpaceTags, layout: Layout) -> None:
+        """Of the space that the reader is in."""
+        self.tags = tags
+        self.layout = layout
+        self.header_bytes = layout.header_bytes
+        self.part_bytes = layout.part_bytes
+        self.slot_bytes = layout.slot_bytes
+        self._form = HeaderForm(tags, layout)
+        self._token_bytes = layout.token_bytes
+        self._good = ReadOutcome()
+
+    def is_promised(
+        self,
+        located: Located,
+        raw: bytes | bytearray,
+        lengths: Sequence[int],
+        xxh3: Sequence[int],
+    ) -> bool:
+        """Whether a header, whose checksum is right, and all parts are what was promised.
+
+        There is but one header with this key, generation and space for parts of these
+        lengths and sums: it is made, and compared whole. False says only that
+        ``checked_header`` and ``check_parts`` must find out.
+        """
+        tokens, odd = divmod(lengths[0], self._token_bytes)
+        if odd or not 0 < tokens <= self.layout.block_tokens:
+            return False
+        if lengths.count(lengths[0]) != len(lengths) or len(xxh3) != self.layout.parts:
+            return False
+        generation = located.slot.generation
+        return raw == self._form.encode(located.key, generation, tokens, xxh3)
+
+    def outcome(self, nbytes: int, path: str) -> ReadOutcome:
+        """Of a good one: the same for all that are alike."""
+        if self._good.nbytes != nbytes or self._good.path != path:
+            self._good = ReadOutcome(nbytes=nbytes, path=path)
+        return self._good

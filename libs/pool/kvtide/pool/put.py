@@ -9,12 +9,12 @@ from xxhash import xxh3_64_intdigest
 from kvtide.bus.messages import BlockState, CommitBlock, PutBlock, PutSlot
 from kvtide.kv import (
     PRIVATE_KEY,
+    HeaderForm,
     Layout,
     Lease,
     Located,
     SlotRef,
     SpaceTags,
-    make_header,
 )
 from kvtide.pool.errors import PutClosed
 
@@ -65,8 +65,7 @@ class Put:
         """``release`` tells the client that this put has ended."""
         self.lease = spec.lease
         self.slots = spec.slots
-        self._layout = spec.layout
-        self._tags = spec.tags
+        self._form = HeaderForm(spec.tags, spec.layout)
         self._commit = commit
         self._release = release
         self._count_bytes = count_bytes
@@ -131,48 +130,60 @@ class Put:
             ValueError: a wrong length, a part that does not exist or is written
                 already, or a block without a slot.
         """
+        return self.write_parts(i, part, (data,))[0]
+
+    def write_parts(self, i: int, first: int, data: Sequence[memoryview]) -> list[int]:
+        """As ``write_part``, for parts from ``first`` on: all or none of them count."""
         filling = self._blocks[i]
         length = filling.part_bytes
-        if data.nbytes != length:
-            raise ValueError(f"part {part} has {length} bytes, not {data.nbytes}")
-        target = self._enter(filling, i, part)
+        for part, each in enumerate(data, first):
+            if each.nbytes != length:
+                raise ValueError(f"part {part} has {length} bytes, not {each.nbytes}")
+        parts = range(first, first + len(data))
+        target = self._enter(filling, i, parts)
+        xxh3: list[int] = []
         try:
-            start = self._offsets[part]
-            flat = data if data.format == "B" and data.ndim == 1 else data.cast("B")
-            xxh3 = xxh3_64_intdigest(flat)
-            target[start : start + length] = flat
+            for start, each in zip(self._offsets[first:], data, strict=False):
+                plain = each.format == "B" and each.ndim == 1
+                flat = each if plain else each.cast("B")
+                xxh3.append(xxh3_64_intdigest(flat))
+                target[start : start + length] = flat
         except BaseException:
-            self._leave(filling, part, None)
+            self._leave(filling, parts, ())
             raise
-        written = self._leave(filling, part, xxh3)
+        written = self._leave(filling, parts, xxh3)
         if written:
             self._count_bytes(written)
         return xxh3
 
-    def _enter(self, filling: _Filling, i: int, part: int) -> memoryview:
+    def _enter(self, filling: _Filling, i: int, parts: range) -> memoryview:
         with self._state:
             if self._closed:
                 raise PutClosed(f"the put has ended: {self._closed}")
-            if filling.target is None or not 0 <= part < len(filling.sums):
-                raise ValueError(f"block {i} has no slot for part {part}")
-            if filling.sums[part] is not None:
-                raise ValueError(f"part {part} of block {i} is written already")
+            known = parts.start >= 0 and parts.stop <= len(filling.sums)
+            if filling.target is None or not known:
+                raise ValueError(f"block {i} has no slot for parts {parts}")
+            sums = filling.sums
+            if sums[parts.start : parts.stop].count(None) != len(parts):
+                raise ValueError(
+                    f"some of parts {parts} of block {i} are written already"
+                )
             self._writers += 1
             return filling.target
 
-    def _leave(self, filling: _Filling, part: int, xxh3: int | None) -> int:
-        """A write is over, without a sum in vain; bytes to be counted now."""
+    def _leave(self, filling: _Filling, parts: range, xxh3: Sequence[int]) -> int:
+        """A write is over, without sums in vain; bytes to be counted now."""
         with self._state:
             self._writers -= 1
             if not self._writers:
                 self._state.notify_all()
-            if xxh3 is not None:
-                self._uncounted += filling.part_bytes
-                if filling.sums[part] is None:
-                    filling.missing -= 1
-                filling.sums[part] = xxh3
+            if xxh3:
+                at = slice(parts.start, parts.stop)
+                sums = filling.sums
+                filling.missing -= sums[at].count(None)
+                sums[at] = xxh3
+                self._uncounted += filling.part_bytes * len(parts)
                 if filling.missing == 0:
-                    sums = filling.sums
                     filling.known = tuple(each for each in sums if each is not None)
             if filling.missing and not self._closed:
                 return 0
@@ -220,14 +231,12 @@ class Put:
 
     def _write_header(self, filling: _Filling, ref: SlotRef) -> int:
         key = filling.block.key
-        header = make_header(
-            key=PRIVATE_KEY if key is None else key,
-            tags=self._tags,
-            generation=ref.generation,
-            tokens=filling.block.tokens,
-            part_xxh3=filling.known or (),
-            layout=self._layout,
-        ).encode(self._layout)
+        header = self._form.encode(
+            PRIVATE_KEY if key is None else key,
+            ref.generation,
+            filling.block.tokens,
+            filling.known or (),
+        )
         with self._state:
             if self._closed or filling.target is None:
                 raise PutClosed(f"the put has ended: {self._closed}")

@@ -13,6 +13,7 @@ from kvtide.pool.limits import PoolLimits
 from kvtide.pool.outcomes import MissReason, ReadOutcome
 from kvtide.runtime.tracing import NO_SPAN, TRACE, Fact, SpanKind, recorded
 from kvtide.transfer import (
+    Near,
     Priority,
     ReadSlice,
     RegionHandle,
@@ -105,6 +106,15 @@ class SlotReader:
             await _abandon([each.transfer for each in started])
             raise
         return found
+
+    async def near(
+        self, owner: NodeRef, arena: int, deadline_s: float, purpose: str
+    ) -> Near | None:
+        """A store's arena, if it can be read at once; else ``read`` says why not."""
+        source = await self._source(owner, deadline_s)
+        if isinstance(source, ReadOutcome) or not 0 <= arena < len(source.arenas):
+            return None
+        return source.peer.near(source.arenas[arena], purpose=purpose)
 
     async def _source(self, owner: NodeRef, deadline_s: float) -> _Source | ReadOutcome:
         member = self._node.roster.get(owner.node)

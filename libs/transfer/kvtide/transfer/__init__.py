@@ -83,6 +83,7 @@ from kvtide.transfer.interface import (
 from kvtide.transfer.memory import MemoryEndpoint, MemoryFabric
 from kvtide.transfer.memory_peer import Fault, FaultPlan
 from kvtide.transfer.metrics import PrometheusObserver
+from kvtide.transfer.near import Near
 from kvtide.transfer.peer import SocketPeer
 from kvtide.transfer.regions import Region
 from kvtide.transfer.shm import huge_pages, shm_host, sweep_shm
@@ -106,6 +107,7 @@ __all__ = [
     "FaultPlan",
     "MemoryEndpoint",
     "MemoryFabric",
+    "Near",
     "Notified",
     "Observer",
     "Operation",

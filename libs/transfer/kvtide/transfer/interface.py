@@ -40,6 +40,7 @@ from kvtide.transfer.handles import (
     RegionHandle,
     WriteSlice,
 )
+from kvtide.transfer.near import Near
 from kvtide.transfer.regions import Region
 from kvtide.transfer.requests import Batch, batch_of
 from kvtide.transfer.transfer import Transfer
@@ -189,6 +190,14 @@ class TransferPeer(ABC):
         transfer.nbytes = batch.nbytes
         self._start(transfer, batch, notify)
         return transfer
+
+    def near(self, handle: RegionHandle, *, purpose: str) -> Near | None:
+        """A region to be read at once by this process; None: use ``read``.
+
+        That is: where it is shared memory that is mapped here, by an earlier ``read``.
+        """
+        del handle, purpose
+        return None
 
     def _start_lone(self, transfer: Transfer, place: ReadSlice | WriteSlice) -> bool:
         """Start a transfer of one slice, if that can be done in few steps.

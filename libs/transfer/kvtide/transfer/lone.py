@@ -8,7 +8,7 @@ from xxhash import xxh3_64_intdigest
 from kvtide.transfer.buffers import COPY_BYTES
 from kvtide.transfer.capability import CAPABILITY_BYTES
 from kvtide.transfer.handles import ReadSlice, WriteSlice
-from kvtide.transfer.shm import Attached, backed
+from kvtide.transfer.shm import Attached
 
 MOST_COPIED_BYTES = COPY_BYTES
 """More is copied in windows, between which the deadline is looked at."""
@@ -46,9 +46,9 @@ def is_plain(place: ReadSlice | WriteSlice, node: str, epoch: int) -> bool:
 
 
 def read_shared(memory: Attached, offset: int, into: memoryview) -> int | None:
-    """Copy into private memory; xxh3_64 of what lies there then. None: see ``backed``."""
+    """Copy into private memory; xxh3_64 of what lies there then. None: see ``shm.backed``."""
     size = len(into)
-    if not backed(memory.address + offset, size, write=False):
+    if not memory.backed(offset, size, write=False):
         return None
     if size <= SMALL_BYTES:
         into[:] = memory.view[offset : offset + size]
@@ -58,8 +58,8 @@ def read_shared(memory: Attached, offset: int, into: memoryview) -> int | None:
 
 
 def write_shared(memory: Attached, offset: int, source: memoryview) -> int | None:
-    """Copy to shared memory; xxh3_64 of what lies there then. None: see ``backed``."""
-    if not backed(memory.address + offset, len(source), write=True):
+    """Copy to shared memory; xxh3_64 of what lies there then. None: see ``shm.backed``."""
+    if not memory.backed(offset, len(source), write=True):
         return None
     target = memory.view[offset : offset + len(source)]
     if len(source) <= SMALL_BYTES or source.readonly:

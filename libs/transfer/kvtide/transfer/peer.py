@@ -39,10 +39,12 @@ from kvtide.transfer.lone import (
     write_shared,
 )
 from kvtide.transfer.mappings import Mappings
+from kvtide.transfer.near import Near
 from kvtide.transfer.plan import REQUEST_BYTES
 from kvtide.transfer.rail import TCP_TIER
 from kvtide.transfer.requests import Batch, Request, in_loop
 from kvtide.transfer.routes import Routes
+from kvtide.transfer.shm import Attached
 from kvtide.transfer.transfer import Transfer
 from kvtide.transfer.verbs import Device
 from kvtide.transfer.ways import Surroundings, Ways
@@ -204,6 +206,27 @@ class SocketPeer(TransferPeer):
     def rails(self) -> list[RailReport]:
         """What is known of each way to the peer, shared memory excepted."""
         return [] if self._dispatcher is None else self._dispatcher.reports()
+
+    def near(self, handle: RegionHandle, *, purpose: str) -> Near | None:
+        """See ``TransferPeer.near``."""
+        mappings = self._mappings
+        same = handle.node == self.node and handle.epoch == self.epoch
+        if mappings is None or not same or type(handle.capability) is not bytes:
+            return None
+        started_s = self._clock.monotonic()
+
+        def reach() -> Attached | None:
+            if self._end is not None:
+                return None
+            return mappings.at_hand(handle, writable=False)
+
+        def done(nbytes: int) -> None:
+            observer = self._setup.observer
+            if observer is not None:
+                spent_s = self._clock.monotonic() - started_s
+                observer.transferred("shm", purpose, Operation.READ, nbytes, spent_s)
+
+        return None if reach() is None else Near(reach, handle.length, done)
 
     # ---- submission
 

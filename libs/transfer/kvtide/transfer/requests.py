@@ -5,6 +5,7 @@ from asyncio import _get_running_loop as _running_loop  # pyright: ignore[report
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add, attrgetter
 from typing import NamedTuple
 
 from kvtide.transfer.buffers import plain_view
@@ -13,6 +14,9 @@ from kvtide.transfer.plan import PIECES_PER_REQUEST, Piece, cut, group
 from kvtide.transfer.regions import check_range
 from kvtide.transfer.transfer import Transfer
 from kvtide.transfer.wire import Ask, check_handle
+
+_form_of = attrgetter("format", "ndim", "c_contiguous")
+_PLAIN = {("B", 1, True)}
 
 
 @dataclass(eq=False, slots=True)
@@ -148,12 +152,14 @@ def batch_of(
         OutOfBounds: memory is not contiguous, or a range is outside its region.
         AccessDenied, StaleEpoch: a handle is not of this process of the peer.
     """
+    plain = _plain_batch(slices, node, epoch) if len(slices) > 1 else None
+    if plain is not None:
+        return plain
     views: list[memoryview] = []
     handles: list[RegionHandle] = []
     offsets: list[int] = []
     nbytes = 0
     checked: RegionHandle | None = None
-    # hundreds of small slices are usual: little is done for each
     for index, (handle, offset, memory) in enumerate(slices):
         view = plain_view(memory, slice_index=index)
         length = len(view)
@@ -167,6 +173,26 @@ def batch_of(
         handles.append(handle)
         offsets.append(offset)
     return Batch(views, handles, offsets, nbytes)
+
+
+def _plain_batch(
+    slices: Sequence[ReadSlice] | Sequence[WriteSlice], node: str, epoch: int
+) -> Batch | None:
+    """``batch_of`` where nothing is to be said of any slice; else None.
+
+    Hundreds of small slices of one region are usual: no call in Python for each.
+    """
+    handles, offsets, views = zip(*slices, strict=True)
+    handle = handles[0]
+    lone = len(set(map(id, handles))) == 1
+    known = set(map(type, views)) == {memoryview} and set(map(type, offsets)) == {int}
+    if not lone or not known or set(map(_form_of, views)) != _PLAIN:
+        return None
+    lengths = tuple(map(len, views))
+    if min(offsets) < 0 or max(map(add, offsets, lengths)) > handle.length:
+        return None
+    check_handle(handle, node, epoch, 0)
+    return Batch(views, handles, offsets, sum(lengths))
 
 
 class Inbox:

@@ -26,6 +26,7 @@ _MADV_POPULATE_READ = 22
 _MADV_POPULATE_WRITE = 23
 _PAGE_MASK = mmap.PAGESIZE - 1
 _PAGE_BITS = mmap.PAGESIZE.bit_length() - 1
+_ROOM_BYTES = 256 << 20
 _ADDRESSES = (ctypes.c_size_t, ctypes.c_size_t)
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
 _madvise.argtypes = (*_ADDRESSES, ctypes.c_int)
@@ -221,6 +222,24 @@ class Attached:
         self.fd = fd
         self.view = memoryview(mmap.mmap(fd, length, access=access))
         self.address = address_of(self.view)
+
+    def backed(self, offset: int, length: int, *, write: bool) -> bool:
+        """As ``backed``, of a range inside."""
+        if self._has_room(length):
+            return True
+        return backed(self.address + offset, length, write=write)
+
+    def present(self, offset: int, length: int) -> bool:
+        """Whether all of a range inside can be used without being killed, as it is now."""
+        return self._has_room(length) or present(self.address + offset, length)
+
+    def _has_room(self, length: int) -> bool:
+        """Whether missing pages could be made, and plenty besides: then no page matters.
+
+        To ask for pages costs more, the more they are: a tenth of a copy was seen.
+        """
+        space = os.fstatvfs(self.fd)
+        return space.f_bavail * space.f_frsize >= length + _ROOM_BYTES
 
     def __del__(self) -> None:
         """Close the file; views of the mapping stay good."""

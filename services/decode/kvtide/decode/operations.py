@@ -179,5 +179,4 @@ def _write(held: OpenRun, put: events.PutBlocks, granted: Put) -> None:
         if not granted.writable(index):
             continue
         part = held.sink(one.block)
-        for number in range(layout.parts):
-            granted.write_part(index, number, part(number))
+        granted.write_parts(index, 0, list(map(part, range(layout.parts))))

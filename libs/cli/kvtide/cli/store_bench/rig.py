@@ -75,8 +75,7 @@ class Rig:
             for i in range(len(keys)):
                 if not put.writable(i):
                     raise RigError("the store has no room for a block")
-                for part, data in enumerate(parts):
-                    put.write_part(i, part, data)
+                put.write_parts(i, 0, parts)
             await put.commit(timeout_s=WAIT_S)
         finally:
             await put.release()
