@@ -45,7 +45,7 @@ def test_wildcards_hear_their_kind_and_everything_hears_all() -> None:
         (SUBJECTS.all_placements(), SUBJECTS.placements(NODE)),
         (SUBJECTS.all_making(), SUBJECTS.making(NODE)),
         (SUBJECTS.all_ended(), SUBJECTS.ended(NODE)),
-        (SUBJECTS.replies("abc"), SUBJECTS.reply("abc", 7)),
+        (SUBJECTS.replies(NODE, "abc"), SUBJECTS.reply(NODE, "abc", 7)),
     ]
     for wildcard, _ in pairs:
         heard = [subject for _, subject in pairs if matches(wildcard, subject)]

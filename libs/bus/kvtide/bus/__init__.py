@@ -26,6 +26,7 @@ from kvtide.bus.limits import BusLimits
 from kvtide.bus.memory import MemoryBus, MemoryHub
 from kvtide.bus.metrics import BusMetrics
 from kvtide.bus.nats_bus import NatsBus
+from kvtide.bus.nats_client import NatsPass
 from kvtide.bus.nats_link import NatsLink
 from kvtide.bus.network import FaultyNetwork, NetworkFaults, PerfectNetwork
 from kvtide.bus.node import Node
@@ -81,6 +82,7 @@ __all__ = [
     "MemoryHub",
     "NatsBus",
     "NatsLink",
+    "NatsPass",
     "NetworkFaults",
     "NoResponder",
     "Node",

@@ -78,6 +78,7 @@ class LinkedBus:
         self._subscriptions: set[LinkedSubscription] = set()
         self._replies: dict[int, asyncio.Future[Delivery]] = {}
         self._fetches = asyncio.Semaphore(self._limits.fetches)
+        self._name = identity.current.node
         self._inbox = secrets.token_hex(8)
         self._asked = 0
         self._fence: Fence | None = None
@@ -120,7 +121,9 @@ class LinkedBus:
         """Listen for replies; called by ``async with``."""
         self._link.start(LinkEvents(self._disconnected, self._reconnected))
         await self._link.listen(
-            self._subjects.replies(self._inbox), self._replied, self._reply_dropped
+            self._subjects.replies(self._name, self._inbox),
+            self._replied,
+            self._reply_dropped,
         )
         if self._shelf is not None:
             self._tasks.spawn(self._sweep(self._shelf), name="bus blob sweep")
@@ -167,7 +170,7 @@ class LinkedBus:
         self._replies[number] = future
         timer = self._tasks.spawn(self._clock.sleep(timeout_s), name="bus request")
         try:
-            reply = self._subjects.reply(self._inbox, number)
+            reply = self._subjects.reply(self._name, self._inbox, number)
             await self._send(subject, message, trace_of(message), reply)
             await asyncio.wait({future, timer}, return_when=asyncio.FIRST_COMPLETED)
             if not future.done():

@@ -5,6 +5,7 @@ from kvtide.bus.core import LinkedBus
 from kvtide.bus.identity import Identity
 from kvtide.bus.limits import BusLimits
 from kvtide.bus.metrics import BusMetrics
+from kvtide.bus.nats_client import OPEN, NatsPass
 from kvtide.bus.nats_link import NatsLink
 from kvtide.bus.subjects import Subjects
 from kvtide.runtime import Clock, SystemClock
@@ -23,6 +24,7 @@ class NatsBus(LinkedBus):
         clock: Clock,
         *,
         urls: str,
+        entry: NatsPass,
         endpoint: TransferEndpoint | None,
         limits: BusLimits,
         metrics: BusMetrics | None,
@@ -40,6 +42,7 @@ class NatsBus(LinkedBus):
             tracer=tracer,
         )
         self._urls = urls
+        self._pass = entry
 
     @classmethod
     async def open(
@@ -49,6 +52,7 @@ class NatsBus(LinkedBus):
         *,
         cluster: str = "local",
         clock: Clock | None = None,
+        entry: NatsPass = OPEN,
         endpoint: TransferEndpoint | None = None,
         limits: BusLimits | None = None,
         metrics: BusMetrics | None = None,
@@ -66,7 +70,7 @@ class NatsBus(LinkedBus):
         clock = clock or SystemClock()
         limits = limits or BusLimits()
         link = await NatsLink.open(
-            urls, name=identity.current.node, limits=limits, clock=clock
+            urls, name=identity.current.node, limits=limits, clock=clock, entry=entry
         )
         return cls(
             link,
@@ -74,6 +78,7 @@ class NatsBus(LinkedBus):
             identity,
             clock,
             urls=urls,
+            entry=entry,
             endpoint=endpoint,
             limits=limits,
             metrics=metrics,
@@ -89,6 +94,7 @@ class NatsBus(LinkedBus):
                 name=f"{self._identity.current.node}-beats",
                 limits=self._limits,
                 clock=self._clock,
+                entry=self._pass,
             )
 
         return ThreadBeater(connect)

@@ -9,10 +9,13 @@ that is lost is closed; ``NatsLink`` makes a new one.
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
+import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -27,6 +30,9 @@ _NO_RESPONDERS = "503"
 _RETRY_S = 0.05
 _SCHEMES = ("nats", "tls", "ws", "wss")
 _PENDING_COUNT = 65_536
+_REFUSED = "permissions violation"
+
+log = structlog.get_logger("kvtide.bus.nats")
 
 
 def shown_url(url: str) -> str:
@@ -67,6 +73,57 @@ def _split(url: str) -> SplitResult:
 
 
 @dataclass(frozen=True, slots=True)
+class NatsPass:
+    """How a server lets us in, and how we know it. Without either: by its URL alone.
+
+    ``key_file`` holds the seed of this node's nkey, which never leaves this process: it
+    signs what the server asks. ``ca_file`` holds the authority that signed the server's
+    certificate; with it nothing is sent in the clear.
+    """
+
+    key_file: Path | None = None
+    ca_file: Path | None = None
+
+    def check(self) -> None:
+        """Refuse files that can't be read, before anybody waits for a server.
+
+        Raises:
+            ConfigError: one can't.
+        """
+        files = {"nats_key_file": self.key_file, "nats_ca_file": self.ca_file}
+        for key, path in files.items():
+            try:
+                if path is not None:
+                    path.read_bytes()
+            except OSError as error:
+                raise ConfigError(
+                    f"{path} can't be read: {error.strerror}", key=key
+                ) from error
+        if self.ca_file is not None:
+            try:
+                self.context()
+            except ssl.SSLError as error:
+                raise ConfigError(
+                    f"{self.ca_file} holds no certificate", key="nats_ca_file"
+                ) from error
+
+    def context(self) -> ssl.SSLContext | None:
+        """What TLS is set up with; None: no TLS.
+
+        Raises:
+            OSError: the file can't be read or holds no certificate.
+        """
+        if self.ca_file is None:
+            return None
+        context = ssl.create_default_context(cafile=str(self.ca_file))
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        return context
+
+
+OPEN = NatsPass()
+
+
+@dataclass(frozen=True, slots=True)
 class Interest:
     """A subscription of one connection."""
 
@@ -81,8 +138,11 @@ class Interest:
 class NatsConnection:
     """One connection. Made by ``dial``; once lost it never comes back."""
 
-    def __init__(self, url: str, name: str, limits: BusLimits) -> None:
+    def __init__(
+        self, url: str, name: str, limits: BusLimits, entry: NatsPass = OPEN
+    ) -> None:
         """Not connected yet."""
+        self._pass = entry
         self._url = url
         self._name = name
         self._limits = limits
@@ -92,13 +152,15 @@ class NatsConnection:
         self.last_error = ""
 
     @classmethod
-    async def dial(cls, url: str, name: str, limits: BusLimits) -> "NatsConnection":
+    async def dial(
+        cls, url: str, name: str, limits: BusLimits, entry: NatsPass = OPEN
+    ) -> "NatsConnection":
         """Connect to the server at ``url``.
 
         Raises:
             Disconnected: nobody answers there, or it does not let us in.
         """
-        connection = cls(url, name, limits)
+        connection = cls(url, name, limits, entry)
         try:
             async with asyncio.timeout(limits.connect_timeout_s):
                 await connection._connect()
@@ -190,13 +252,17 @@ class NatsConnection:
 
     async def close(self) -> None:
         """Close at once. Idempotent."""
-        # nats-py may trip over a half-open transport; nothing is left to save then
+        # nats-py may trip over a half-open transport, or wait for the end of one that
+        # never got TLS; nothing is left to save then
         with contextlib.suppress(Exception):
-            await self._client.close()
+            async with asyncio.timeout(self._limits.drain_timeout_s):
+                await self._client.close()
 
     async def _connect(self) -> None:
-        limits = self._limits
+        limits, key = self._limits, self._pass.key_file
         await self._client.connect(
+            nkeys_seed=None if key is None else str(key),
+            tls=self._pass.context(),
             servers=[self._url],
             name=self._name,
             error_cb=self._errored,
@@ -222,3 +288,6 @@ class NatsConnection:
                 tell(1)
             return
         self.last_error = str(error) or type(error).__name__
+        if _REFUSED in self.last_error.lower():
+            # whoever waits for what was refused will only see that nothing comes
+            log.error("NATS refuses", error=self.last_error, node=self._name)

@@ -10,7 +10,14 @@ from kvtide.bus.delivery import Deliver
 from kvtide.bus.errors import BusClosed, Disconnected
 from kvtide.bus.limits import BusLimits
 from kvtide.bus.link import LinkEvents, Unlisten
-from kvtide.bus.nats_client import Interest, NatsConnection, check_url, shown_url
+from kvtide.bus.nats_client import (
+    OPEN,
+    Interest,
+    NatsConnection,
+    NatsPass,
+    check_url,
+    shown_url,
+)
 from kvtide.runtime import Clock, ConfigError, TaskScope
 
 _LONGEST_WAIT_S = 2.0
@@ -33,9 +40,15 @@ class NatsLink:
     """See ``Link``. Made by ``open``; for the loop that it was opened in."""
 
     def __init__(
-        self, urls: tuple[str, ...], name: str, limits: BusLimits, clock: Clock
+        self,
+        urls: tuple[str, ...],
+        name: str,
+        limits: BusLimits,
+        clock: Clock,
+        entry: NatsPass = OPEN,
     ) -> None:
         """Not connected; see ``open``."""
+        self._pass = entry
         self._urls = urls
         self._name = name
         self._limits = limits
@@ -49,21 +62,28 @@ class NatsLink:
 
     @classmethod
     async def open(
-        cls, urls: str, *, name: str, limits: BusLimits, clock: Clock
+        cls,
+        urls: str,
+        *,
+        name: str,
+        limits: BusLimits,
+        clock: Clock,
+        entry: NatsPass = OPEN,
     ) -> "NatsLink":
         """Connect, waiting for the server for as long as it takes.
 
         ``urls`` is one URL or several, separated by commas, tried in turn.
 
         Raises:
-            ConfigError: there is no URL, or one can't be read.
+            ConfigError: there is no URL, or one, or a file of ``entry``, can't be read.
         """
         split = tuple(url.strip() for url in urls.split(",") if url.strip())
         if not split:
             raise ConfigError("no URL of a NATS server is set", key="nats")
         for url in split:
             check_url(url)
-        link = cls(split, name, limits, clock)
+        entry.check()
+        link = cls(split, name, limits, clock, entry)
         link._connection = await link._dial()
         return link
 
@@ -147,7 +167,9 @@ class NatsLink:
         while True:
             url = self._urls[tries % len(self._urls)]
             try:
-                connection = await NatsConnection.dial(url, self._name, self._limits)
+                connection = await NatsConnection.dial(
+                    url, self._name, self._limits, self._pass
+                )
             except Disconnected as error:
                 # one line when it begins, then about one for each minute
                 if tries % 30 == 0:

@@ -62,27 +62,42 @@ class FaultyNetwork:
     def __post_init__(self) -> None:
         """Start with nothing cut."""
         self._random = random.Random(self.seed)  # noqa: S311 - not for secrets
-        self._cut: set[frozenset[NodeId]] = set()
+        self._cut: set[tuple[NodeId, NodeId]] = set()
+        self._slow_s: dict[NodeId, float] = {}
         self._last_s: dict[tuple[NodeId, NodeId], float] = {}
         self.lost = 0
 
-    def cut(self, left: Iterable[NodeId], right: Iterable[NodeId]) -> None:
-        """Nothing goes between a node of ``left`` and one of ``right`` any more."""
+    def cut(
+        self, left: Iterable[NodeId], right: Iterable[NodeId], *, both: bool = True
+    ) -> None:
+        """Nothing goes from a node of ``left`` to one of ``right`` any more.
+
+        Nor the other way, if ``both``.
+        """
         others = tuple(right)
-        self._cut.update(frozenset((a, b)) for a in left for b in others)
+        for one in left:
+            for other in others:
+                self._cut.add((one, other))
+                if both:
+                    self._cut.add((other, one))
+
+    def slow(self, node: NodeId, delay_s: float) -> None:
+        """Whatever this node sends or gets takes so much longer, until ``heal``."""
+        self._slow_s[node] = delay_s
 
     def heal(self) -> None:
-        """Everything is connected again."""
+        """Everything is connected again, and nobody is slow."""
         self._cut.clear()
+        self._slow_s.clear()
 
     def plan(self, packet: Packet, now_s: float) -> tuple[float, ...]:
         """See ``Network.plan``."""
-        pair = frozenset((packet.source, packet.target))
+        way = (packet.source, packet.target)
         # draw first, so that a cut does not change what happens to later packets
         lost = self._random.random() < self.faults.loss
         copies = 2 if self._random.random() < self.faults.duplicate else 1
         delays = tuple(self._delay(packet, now_s) for _ in range(copies))
-        if lost or pair in self._cut:
+        if lost or way in self._cut:
             self.lost += 1
             return ()
         return delays
@@ -90,6 +105,9 @@ class FaultyNetwork:
     def _delay(self, packet: Packet, now_s: float) -> float:
         faults = self.faults
         delay_s = self._random.uniform(faults.delay_min_s, faults.delay_max_s)
+        if self._slow_s:
+            ends = (packet.source, packet.target)
+            delay_s += sum(self._slow_s.get(end, 0.0) for end in ends)
         if faults.reorder:
             return delay_s
         way = (packet.source, packet.target)

@@ -13,6 +13,7 @@ from kvtide.bus.identity import Identity
 from kvtide.bus.limits import BusLimits
 from kvtide.bus.metrics import BusMetrics
 from kvtide.bus.nats_bus import NatsBus
+from kvtide.bus.nats_client import NatsPass
 from kvtide.bus.node import Node
 from kvtide.bus.secret import load_secret
 from kvtide.kv import NodeId, Role
@@ -66,6 +67,7 @@ async def open_node(
             identity,
             cluster=settings.cluster,
             clock=clock,
+            entry=NatsPass(settings.nats_key_file, settings.nats_ca_file),
             endpoint=endpoint,
             limits=limits,
             metrics=BusMetrics(registry),

@@ -85,6 +85,10 @@ class Subjects:
             raise ValueError(message)
         return f"{self.prefix}.inbox.{role}.{_token(node)}.{known}"
 
+    def any_inbox(self, role: Role, hop: Hop) -> str:
+        """That inbox of every node with the role."""
+        return f"{self.prefix}.inbox.{role}.*.{hop}"
+
     def blocks(self, node: NodeId) -> str:
         """Which blocks came and went at one store."""
         return f"{self.prefix}.blocks.{_token(node)}"
@@ -117,13 +121,17 @@ class Subjects:
         """Requests that ended at all gateways."""
         return f"{self.prefix}.ended.*"
 
-    def replies(self, inbox: str) -> str:
-        """All replies to one process; ``inbox`` is its own random token."""
-        return f"{self.prefix}.reply.{_token(inbox)}.*"
+    def replies(self, node: NodeId, inbox: str) -> str:
+        """All replies to one process of a node; ``inbox`` is its own random token."""
+        return f"{self.prefix}.reply.{_token(node)}.{_token(inbox)}.*"
 
-    def reply(self, inbox: str, number: int) -> str:
+    def all_replies(self, node: NodeId) -> str:
+        """All replies to all processes of a node."""
+        return f"{self.prefix}.reply.{_token(node)}.*.*"
+
+    def reply(self, node: NodeId, inbox: str, number: int) -> str:
         """The reply to one request of one process."""
-        return f"{self.prefix}.reply.{_token(inbox)}.{number}"
+        return f"{self.prefix}.reply.{_token(node)}.{_token(inbox)}.{number}"
 
 
 def matches(pattern: str, subject: str) -> bool:

@@ -168,7 +168,7 @@ def _subject_rows() -> Iterator[str]:
             kinds = ", ".join(kind.__name__ for kind in _INBOXES[role, hop])
             what = f"What the {role} role of one node is sent."
             yield f"| `{subjects.inbox(role, node, hop)}` | {what} | {kinds} |"
-    reply = subjects.reply("INBOX", 1)
+    reply = subjects.reply(node, "INBOX", 1)
     yield f"| `{reply}` | {_first_line(subjects.reply)} | any answer |"
 
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from kvtide.bus import (
     Identity,
     NatsBus,
+    NatsPass,
     load_secret,
 )
 from kvtide.bus.interface import Bus, Incoming
@@ -62,6 +63,7 @@ async def open_bus(settings: RoleSettings) -> AsyncGenerator[NatsBus]:
                     identity,
                     cluster=settings.cluster,
                     clock=clock,
+                    entry=NatsPass(settings.nats_key_file, settings.nats_ca_file),
                     endpoint=endpoint,
                 )
         except TimeoutError:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
+from kvtide.cli.nats_keys import OPERATOR, keys_of
 from kvtide.cli.roles import LOOK, schemas
 from kvtide.runtime import random_node_name
 from kvtide.runtime.settings import RoleSettings, load_settings
@@ -49,10 +50,24 @@ def resolve(
     if origins["nats"].source == "default":
         found = embedded_nats(settings.state_dir)
         if found is not None:
-            changes["nats"] = found
+            changes |= {"nats": found, **operator_files(settings, found)}
     if settings.listen in WILDCARDS and not settings.advertise:
         changes["advertise"] = own_address(str(changes.get("nats", settings.nats)))
     return settings.model_copy(update=changes)
+
+
+def operator_files(settings: RoleSettings, url: str) -> dict[str, object]:
+    """The key and authority of an operator, for the server of a secure ``kvtide up``.
+
+    Those that were given are kept.
+    """
+    if not url.startswith("tls://"):
+        return {}
+    keys = keys_of(settings.state_dir)
+    return {
+        "nats_key_file": settings.nats_key_file or keys.key_file(OPERATOR),
+        "nats_ca_file": settings.nats_ca_file or keys.ca_file,
+    }
 
 
 def own_address(nats_url: str) -> str:

@@ -75,6 +75,11 @@ class UpSettings(BaseModel):
         default=Path("~/.cache/kvtide"), description="folder for the demo model"
     )
     nats: str = Field(default="", description="URL of a NATS server; empty: start one")
+    secure: bool = Field(
+        default=False,
+        description="give each role a key of its own for the NATS server that is started, "
+        "with no more rights than it needs, over TLS; without: one token for all",
+    )
     catalog: str = Field(
         default="", description="SQLAlchemy URL; empty: SQLite in the state folder"
     )

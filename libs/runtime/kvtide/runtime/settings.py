@@ -50,6 +50,15 @@ class RoleSettings(BaseModel):
         default="nats://127.0.0.1:4222",
         description="URL of the NATS server (or several, comma-separated)",
     )
+    nats_key_file: Path | None = Field(
+        default=None,
+        description="file with the seed of this node's nkey, which the NATS server asks for",
+    )
+    nats_ca_file: Path | None = Field(
+        default=None,
+        description="file with the authority that signed the NATS server's certificate; "
+        "set: TLS",
+    )
     cluster: str = Field(
         default="local",
         pattern=r"^[a-zA-Z0-9_-]+$",

@@ -177,8 +177,8 @@ class SimBus:
         self._replies: dict[str, Promise[AnyMessage]] = {}
         # a dead life's late replies must not reach the next one
         epoch = self.identity.current.epoch
-        self._inbox = f"{self.node}-{epoch}"
-        pattern = self.subjects.replies(self._inbox)
+        self._inbox = f"{epoch}"
+        pattern = self.subjects.replies(self.node, self._inbox)
         self.net.add(SimSubscription(self, pattern, self._replied))
 
     @property
@@ -208,7 +208,7 @@ class SimBus:
     ) -> AnyMessage:
         """See ``Bus.request``."""
         self._asked += 1
-        reply = self.subjects.reply(self._inbox, self._asked)
+        reply = self.subjects.reply(self.node, self._inbox, self._asked)
         promise: Promise[AnyMessage] = Promise(self.kernel)
         self._replies[reply] = promise
         if not self._send(subject, message, trace_of(message), reply):

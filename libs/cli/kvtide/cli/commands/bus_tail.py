@@ -12,7 +12,7 @@ from rich.console import Console
 
 from kvtide.bus import BusLimits, Subjects, WireError, decode_plain
 from kvtide.bus.delivery import Delivery
-from kvtide.bus.nats_client import NatsConnection
+from kvtide.bus.nats_client import NatsConnection, NatsPass
 from kvtide.runtime.settings import RoleSettings
 
 _QUEUE = 4096
@@ -46,7 +46,8 @@ async def _tail(
             waiting.put_nowait(delivery)
 
     url = settings.nats.split(",")[0]
-    connection = await NatsConnection.dial(url, "kvtide-tail", BusLimits())
+    entry = NatsPass(settings.nats_key_file, settings.nats_ca_file)
+    connection = await NatsConnection.dial(url, "kvtide-tail", BusLimits(), entry)
     wanted = subject or Subjects(settings.cluster).everything()
     printed = 0
     try:

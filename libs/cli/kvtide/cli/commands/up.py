@@ -18,14 +18,21 @@ from kvtide.catalog.database import catalog_url
 from kvtide.catalog.migrate import migrate
 from kvtide.cli.access import ask_conductor, open_bus
 from kvtide.cli.commands.status import summary
-from kvtide.cli.resolve import nats_url_file
+from kvtide.cli.nats_keys import keys_of
+from kvtide.cli.resolve import nats_url_file, operator_files
 from kvtide.cli.settings import UpSettings
 from kvtide.cli.supervisor.addresses import free_ports
 from kvtide.cli.supervisor.children import ProcessSpec
 from kvtide.cli.supervisor.model import PreparedModel, prepare_model
-from kvtide.cli.supervisor.nats_server import write_config
+from kvtide.cli.supervisor.nats_server import token_access, write_config
 from kvtide.cli.supervisor.obituaries import Obituaries
-from kvtide.cli.supervisor.plan import LOOPBACK, Ground, nats_spec, role_specs
+from kvtide.cli.supervisor.plan import (
+    LOOPBACK,
+    Ground,
+    nats_spec,
+    nodes_of,
+    role_specs,
+)
 from kvtide.cli.supervisor.readiness import fetch
 from kvtide.cli.supervisor.screen import open_screen
 from kvtide.cli.supervisor.spare import SparePlan
@@ -120,12 +127,23 @@ class Launch:
 
     def _own_nats(self, shm_dir: Path, model: PreparedModel) -> Ground:
         (port,) = free_ports(1)
-        token = secrets.token_urlsafe(24)
-        config = write_config(
-            self.settings.state_dir / "nats", host=LOOPBACK, port=port, token=token
-        )
-        url = f"nats://{token}@{LOOPBACK}:{port}"
-        return Ground(shm_dir, model, url, config, port, self.config)
+        folder, keys = self.settings.state_dir / "nats", None
+        if self.settings.secure:
+            # only a secure start needs what makes certificates
+            from kvtide.cli.nats_access import (  # noqa: PLC0415
+                authorization,
+                make_certificates,
+            )
+
+            keys, url = keys_of(self.settings.state_dir), f"tls://{LOOPBACK}:{port}"
+            make_certificates(keys, (LOOPBACK, "localhost"))
+            access = authorization(keys, self.settings.cluster, nodes_of(self.settings))
+        else:
+            token = secrets.token_urlsafe(24)
+            url = f"nats://{token}@{LOOPBACK}:{port}"
+            access = token_access(token)
+        config = write_config(folder, host=LOOPBACK, port=port, access=access)
+        return Ground(shm_dir, model, url, config, port, self.config, keys)
 
     def _publish_address(self, url: str) -> None:
         self.nats_url = url
@@ -204,7 +222,8 @@ class Launch:
             cluster=self.settings.cluster,
             state_dir=self.settings.state_dir,
         )
-        return open_bus(settings)
+        entry = operator_files(settings, self.nats_url)
+        return open_bus(settings.model_copy(update=entry))
 
     def spare(self, specs: Sequence[ProcessSpec]) -> SparePlan | None:
         """A worker in reserve, if the settings want one and there is whom to replace."""

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from kvtide.bus import BusLimits, Disconnected
-from kvtide.bus.nats_client import NatsConnection, shown_url
+from kvtide.bus.nats_client import NatsConnection, NatsPass, shown_url
 from kvtide.catalog.database import catalog_url, open_engine
 from kvtide.catalog.errors import CatalogError
 from kvtide.catalog.migrate import HEAD, revision
@@ -21,12 +21,14 @@ CHECK_TIMEOUT_S = 10.0
 
 def nats(settings: RoleSettings) -> list[Finding]:
     """Each server of the URL: whether it answers, and the largest message it takes."""
-    return [asyncio.run(_nats(url.strip())) for url in settings.nats.split(",")]
+    entry = NatsPass(settings.nats_key_file, settings.nats_ca_file)
+    urls = settings.nats.split(",")
+    return [asyncio.run(_nats(url.strip(), entry)) for url in urls]
 
 
-async def _nats(url: str) -> Finding:
+async def _nats(url: str, entry: NatsPass) -> Finding:
     try:
-        connection = await NatsConnection.dial(url, "kvtide-doctor", BusLimits())
+        connection = await NatsConnection.dial(url, "kvtide-doctor", BusLimits(), entry)
     except (Disconnected, ConfigError) as error:
         if url == RoleSettings.model_fields["nats"].default:
             advice = "kvtide up starts one of its own; name another one with --nats URL"

@@ -18,8 +18,7 @@ ping_interval: "5s"
 ping_max: 2
 write_deadline: "5s"
 max_control_line: 4096
-authorization {{ token: "{token}" }}
-"""
+{access}"""
 
 
 def find_nats_server() -> Path:
@@ -41,8 +40,16 @@ def find_nats_server() -> Path:
     return Path(found)
 
 
-def write_config(folder: Path, *, host: str, port: int, token: str) -> Path:
-    """The server's configuration, readable by its owner only."""
+def token_access(token: str) -> str:
+    """Everybody who knows the token may do everything."""
+    return f'authorization {{ token: "{token}" }}\n'
+
+
+def write_config(folder: Path, *, host: str, port: int, access: str) -> Path:
+    """The server's configuration, readable by its owner only.
+
+    ``access`` says who may do what.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "nats.conf"
     path.touch(mode=0o600)
@@ -52,7 +59,7 @@ def write_config(folder: Path, *, host: str, port: int, token: str) -> Path:
             port=port,
             name="kvtide",
             max_payload=MAX_PAYLOAD_BYTES,
-            token=token,
+            access=access,
         )
     )
     return path

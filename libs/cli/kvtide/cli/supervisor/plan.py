@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvtide.cli.nats_keys import Keys, node_flags
 from kvtide.cli.settings import UpSettings, own_command, process_environment
 from kvtide.cli.supervisor.addresses import free_ports
 from kvtide.cli.supervisor.children import ProcessSpec
@@ -43,6 +44,7 @@ class Ground:
     nats_config: Path | None
     nats_port: int
     config: Path | None
+    keys: Keys | None = None
 
 
 def nats_spec(ground: Ground) -> ProcessSpec:
@@ -64,13 +66,14 @@ def nats_spec(ground: Ground) -> ProcessSpec:
 
 def role_specs(settings: UpSettings, ground: Ground) -> Iterator[ProcessSpec]:
     """Every role, as many times as the settings say."""
-    nodes = list(_nodes(settings))
+    nodes = list(nodes_of(settings))
     ports = free_ports(len(nodes))
     for (role, name), port in zip(nodes, ports, strict=True):
         yield _role_spec(settings, ground, role, name, port)
 
 
-def _nodes(settings: UpSettings) -> Iterator[tuple[str, str]]:
+def nodes_of(settings: UpSettings) -> Iterator[tuple[str, str]]:
+    """The role and name of each."""
     counts = {
         "store": 1,
         "conductor": settings.conductors,
@@ -96,6 +99,7 @@ def _role_spec(
         "log-level": settings.log_level,
         "http-port": str(port),
         **({"otlp": settings.otlp} if settings.otlp else {}),
+        **node_flags(ground.keys, name),
         **_own_flags(settings, ground, role),
     }
     if role == "gateway":
