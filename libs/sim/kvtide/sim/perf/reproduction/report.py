@@ -104,9 +104,10 @@ conductor.
 
 A million requests on a thousand nodes (`examples/workloads/million.toml` on
 `examples/clusters/thousand-nodes.toml`) were not run to the end. The first 6,000 took 16.8 s
-of CPU beside much other work, 358 a second; resident memory was 149 MB at most. At that pace a
-million take 47 minutes. The conductor's decision, which scores a thousand workers, is about
-half of the time, the beats of a thousand nodes a tenth. Ordering copies had been nearly half:
+of CPU beside much other work, 358 a second (the state before: 30.0 s, 200 a second, right after
+it); resident memory was 149 MB at most. At that pace a million take 47 minutes. The conductor's
+decision, which scores a thousand workers, is four tenths of the time, the beats of a thousand
+nodes one; what is left has no large part. Ordering copies had been nearly half:
 for each placement every copy of each block became an object, and all stores were walked over to
 find one host's. Holders are counted in columns now, with the same results bit for bit, and the
 first 6,000 requests take 15 million calls of Python functions instead of 52. Memory is bounded
