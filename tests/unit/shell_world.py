@@ -105,6 +105,14 @@ class Put:
         self.pool.fail_if_told("write")
         return 1
 
+    def write_parts(
+        self, index: int, first: int, data: Sequence[memoryview]
+    ) -> list[int]:
+        return [
+            self.write_part(index, number, part)
+            for number, part in enumerate(data, first)
+        ]
+
     async def commit(self) -> Sequence[BlockState]:
         self.pool.fail_if_told("commit")
         return [BlockState.STORED for _ in self.slots]
