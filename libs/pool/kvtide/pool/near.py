@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from xxhash import xxh3_64_intdigest
 
 from kvtide.bus import Node
-from kvtide.kv import Located, NodeRef
+from kvtide.kv import Located
 from kvtide.pool.copies import BadBytes, BlockCheck, check_parts, checked_header
 from kvtide.pool.outcomes import PartSink, ReadOutcome
 from kvtide.pool.reader import SlotReader
@@ -22,8 +22,9 @@ from kvtide.transfer import Near
 MOST_BYTES = 2 << 20
 """Of a block. To copy more takes longer than to wake a thread and the loop again."""
 
-HOLD_S = 0.001
-"""After so long others get their turn in the loop, between two blocks."""
+HOLD_S = 0.002
+"""After so long others get their turn in the loop, between two blocks. Less than the 5 ms
+for which a thread may keep the interpreter anyway."""
 
 Bad = Callable[[Located, BadBytes], ReadOutcome]
 
@@ -67,16 +68,16 @@ class NearReader:
         left: dict[int, Located] = {}
         clock, deadline_s = self._clock, job.deadline_s
         near: Near | None = None
-        owner: NodeRef | None = None
-        arena, span = -1, NO_SPAN
+        known: tuple[str, int, int] | None = None
+        span = NO_SPAN
         with ExitStack() as stack:
             now_s = since_s = clock.monotonic()
             for place, located in asked.items():
                 slot = located.slot
-                if slot.owner is not owner or slot.arena != arena:
+                if known != (slot.node, slot.epoch, slot.arena):
                     # those of one store mostly come together
-                    owner, arena = slot.owner, slot.arena
-                    near = await self._slots.near(owner, arena, deadline_s, job.purpose)
+                    known = (slot.node, slot.epoch, slot.arena)
+                    near = await self._slots.near(slot, deadline_s, job.purpose)
                     if near is not None:
                         if span is NO_SPAN:
                             span = stack.enter_context(self._span(job, len(asked)))

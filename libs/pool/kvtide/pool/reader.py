@@ -107,14 +107,12 @@ class SlotReader:
             raise
         return found
 
-    async def near(
-        self, owner: NodeRef, arena: int, deadline_s: float, purpose: str
-    ) -> Near | None:
-        """A store's arena, if it can be read at once; else ``read`` says why not."""
-        source = await self._source(owner, deadline_s)
-        if isinstance(source, ReadOutcome) or not 0 <= arena < len(source.arenas):
+    async def near(self, slot: SlotRef, deadline_s: float, purpose: str) -> Near | None:
+        """The slot's arena, if it can be read at once; else ``read`` says why not."""
+        source = await self._source(slot.owner, deadline_s)
+        if isinstance(source, ReadOutcome) or not 0 <= slot.arena < len(source.arenas):
             return None
-        return source.peer.near(source.arenas[arena], purpose=purpose)
+        return source.peer.near(source.arenas[slot.arena], purpose=purpose)
 
     async def _source(self, owner: NodeRef, deadline_s: float) -> _Source | ReadOutcome:
         member = self._node.roster.get(owner.node)
