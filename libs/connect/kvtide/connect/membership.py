@@ -96,7 +96,13 @@ class Membership:
         session = self._session
         if session is None or not self._thread.is_alive():
             raise Away("not joined")
-        return asyncio.run_coroutine_threadsafe(work(session), self._loop)
+        doing = work(session)
+        try:
+            return asyncio.run_coroutine_threadsafe(doing, self._loop)
+        except RuntimeError as error:
+            # the loop was closed just now
+            doing.close()
+            raise Away("the connector has ended") from error
 
     def close(self) -> None:
         """Leave the cluster and end the thread, in bounded time. Idempotent."""

@@ -41,8 +41,8 @@ from kvtide.connect.prefix_plan import Claim, PrefixPlan, Task
 from kvtide.connect.settings import connect_settings
 from kvtide.connect.space_book import SpaceBook
 from kvtide.connect.vllm_facts import (
+    Claims,
     check_config,
-    claim_of,
     engine_spaces,
     geometry,
     shapes,
@@ -149,12 +149,13 @@ class _Scheduling:
         self.shared = _Shared(config, cache_config, ranks)
         self._plan = PrefixPlan(self.shared.geometry, saves=self.shared.saves)
         self._asked: dict[str, int] = {}
+        self._claims = Claims()
         # a draft's tokens may be taken back: save what the next step confirms
         self._drafts = config.speculative_config is not None
 
     def matched(self, request: Any, computed: int) -> int:
         """Tokens that every rank can load after ``computed``; never the last one."""
-        claim = claim_of(request) if self.shared.loads else None
+        claim = self._claims.of(request) if self.shared.loads else None
         if claim is None:
             return 0
 
@@ -173,7 +174,7 @@ class _Scheduling:
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
         """The engine gave it blocks, of which some are to be loaded."""
-        claim = claim_of(request)
+        claim = self._claims.of(request)
         start = self._asked.pop(request.request_id, 0)
         if claim is not None:
             self._plan.allocated(

@@ -8,6 +8,7 @@ made from what both are given.
 
 import json
 import platform
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from kvtide.connect.shape import BlockShape
 from kvtide.connect.space import EngineSpace
 from kvtide.runtime import ConfigError
 
+MAX_ADAPTERS = 1024
 SAFE_HASHES = ("sha256", "sha256_cbor")
 WHOLE = ("FullAttentionSpec", "MLAAttentionSpec")
 WINDOWED = ("SlidingWindowSpec", "SlidingWindowMLASpec")
@@ -103,16 +105,37 @@ def engine_spaces(
     )
 
 
-def claim_of(request: Any) -> Claim | None:
-    """Whose a request's blocks are; None: nothing of it may be pooled."""
-    adapter = ""
-    lora = getattr(request, "lora_request", None)
-    if lora is not None:
-        try:
-            adapter = folder_digest(Path(lora.lora_path))
-        except ConfigError:
+class Claims:
+    """Whose the blocks of requests are; remembers the digests of adapters.
+
+    vLLM loads an adapter once for each of its numbers, so its files are read once too.
+    """
+
+    def __init__(self) -> None:
+        """No adapter is known."""
+        self._adapters: OrderedDict[tuple[object, ...], str] = OrderedDict()
+
+    def of(self, request: Any) -> Claim | None:
+        """A request's claim; None: nothing of it may be pooled."""
+        lora = getattr(request, "lora_request", None)
+        adapter = "" if lora is None else self._digest(lora)
+        if lora is not None and not adapter:
             return None
-    return Claim(tenant=getattr(request, "cache_salt", None) or "", adapter=adapter)
+        return Claim(getattr(request, "cache_salt", None) or "", adapter)
+
+    def _digest(self, lora: Any) -> str:
+        """The adapter's digest, "" if its files can't be read here."""
+        known = (lora.lora_int_id, lora.lora_name, lora.lora_path)
+        digest = self._adapters.pop(known, None)
+        if digest is None:
+            try:
+                digest = folder_digest(Path(lora.lora_path))
+            except ConfigError:
+                digest = ""
+        self._adapters[known] = digest
+        if len(self._adapters) > MAX_ADAPTERS:
+            self._adapters.popitem(last=False)
+        return digest
 
 
 def _model_digest(config: Any, settings: ConnectSettings) -> str:

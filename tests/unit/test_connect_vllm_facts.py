@@ -1,0 +1,132 @@
+"""What of vLLM's configuration is refused, and whose blocks are whose."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvtide.connect.prefix_plan import Claim, Geometry, Group
+from kvtide.connect.settings import ConnectSettings
+from kvtide.connect.vllm_facts import (
+    Claims,
+    check_config,
+    engine_spaces,
+    geometry,
+    shapes,
+)
+from kvtide.runtime import ConfigError
+
+
+class FullAttentionSpec(SimpleNamespace):
+    """Named as vLLM's."""
+
+
+class SlidingWindowSpec(SimpleNamespace):
+    """Named as vLLM's."""
+
+
+class MambaSpec(SimpleNamespace):
+    """Named as vLLM's."""
+
+
+def group(spec: object, layers: int = 2) -> SimpleNamespace:
+    names = [f"layer {i}" for i in range(layers)]
+    return SimpleNamespace(kv_cache_spec=spec, layer_names=names)
+
+
+FULL = FullAttentionSpec(block_size=32, page_size_bytes=1024, num_kv_heads=2)
+WINDOW = SlidingWindowSpec(block_size=16, page_size_bytes=512, sliding_window=64)
+
+
+def config(model: Path | None = None, **changes: object) -> Any:
+    parts: dict[str, dict[str, object]] = {
+        "kv_transfer_config": {"kv_load_failure_policy": "recompute"},
+        "cache_config": {
+            "prefix_caching_hash_algo": "sha256",
+            "kv_cache_layout": "LBHNC",
+        },
+        "parallel_config": {"tensor_parallel_size": 2, "pipeline_parallel_size": 1},
+        "model_config": {
+            "model": str(model),
+            "dtype": "float32",
+            "quantization": None,
+            "hf_config": SimpleNamespace(to_dict=lambda: {"layers": 2}),
+        },
+        "device_config": {"device_type": "cpu"},
+    }
+    for each in parts.values():
+        each.update({key: value for key, value in changes.items() if key in each})
+    made = {name: SimpleNamespace(**each) for name, each in parts.items()}
+    return SimpleNamespace(**made)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kv_load_failure_policy": "fail"}, '"kv_load_failure_policy": "recompute"'),
+        ({"prefix_caching_hash_algo": "xxhash"}, "--prefix-caching-hash-algo"),
+        ({"pipeline_parallel_size": 2}, "pipeline parallelism"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_what_to_do(
+    changes: dict[str, Any], said: str
+) -> None:
+    check_config(config())
+    with pytest.raises(ConfigError, match=said):
+        check_config(config(**changes))
+
+
+def test_groups_become_a_geometry_or_are_refused() -> None:
+    caches = SimpleNamespace(kv_cache_groups=[group(FULL), group(WINDOW, 3)])
+    expected = Geometry((Group(32), Group(16, 64)), hash_tokens=16, unit_tokens=32)
+    assert geometry(caches, 32, 16) == expected
+    assert [each.nbytes for each in shapes(caches)] == [2048, 1536]
+    mamba = SimpleNamespace(kv_cache_groups=[group(MambaSpec(block_size=32))])
+    with pytest.raises(ConfigError, match="MambaSpec"):
+        geometry(mamba, 32, 32)
+
+
+def test_spaces_differ_by_rank_group_numbers_and_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"one")
+    caches = SimpleNamespace(kv_cache_groups=[group(FULL), group(WINDOW)])
+    settings = ConnectSettings(state_dir=tmp_path / "state")
+
+    def spaces(rank: int = 0, **changes: Any) -> tuple[object, ...]:
+        made = config(tmp_path, **changes)
+        return engine_spaces(made, caches, settings, "0.32.0", rank)
+
+    first = spaces()
+    assert spaces() == first
+    others = [spaces(1), spaces(dtype="bfloat16"), spaces(quantization="fp8")]
+    weights.write_bytes(b"two!")
+    others.append(spaces())
+    every = [space for found in (first, *others) for space in found]
+    assert len(set(every)) == 10
+    with pytest.raises(ConfigError, match="model_digest"):
+        engine_spaces(config(tmp_path / "none"), caches, settings, "0.32.0", 0)
+
+
+def test_a_claim_is_the_salt_and_the_adapters_content(tmp_path: Path) -> None:
+    claims = Claims()
+    plain = SimpleNamespace(lora_request=None, cache_salt=None)
+    salted = SimpleNamespace(lora_request=None, cache_salt="me")
+    assert claims.of(plain) == Claim()
+    assert claims.of(salted) == Claim("me")
+    (tmp_path / "adapter.safetensors").write_bytes(b"weights")
+    lora = SimpleNamespace(lora_int_id=1, lora_name="a", lora_path=str(tmp_path))
+    adapted = SimpleNamespace(lora_request=lora, cache_salt="me")
+    first = claims.of(adapted)
+    assert first is not None
+    assert first.tenant == "me"
+    assert first.adapter
+    (tmp_path / "adapter.safetensors").write_bytes(b"others")
+    assert claims.of(adapted) == first
+    again = SimpleNamespace(**{**vars(lora), "lora_int_id": 2})
+    changed = claims.of(SimpleNamespace(lora_request=again, cache_salt="me"))
+    assert changed is not None
+    assert changed.adapter != first.adapter
+    nowhere = SimpleNamespace(lora_int_id=3, lora_name="b", lora_path="hub/name")
+    assert claims.of(SimpleNamespace(lora_request=nowhere, cache_salt="")) is None
