@@ -8,31 +8,25 @@ import logging
 from collections.abc import Generator
 from unittest.mock import patch
 
-import msgspec
 import pytest
 import structlog
+from tests.sim.sim_bugs import RepeatingFlow
 
 from kvtide.bus import Incoming, NetworkFaults
-from kvtide.bus.messages import (
-    Cancel,
-    FinishReason,
-    Message,
-    Owned,
-    TokenPage,
-    Tokens,
-)
+from kvtide.bus.messages import Cancel, Message, Owned
 from kvtide.gateway.life import Finish, answer
-from kvtide.gateway.life.token_flow import Taken, TokenFlow
 from kvtide.kv import Located, SpaceTags
-from kvtide.sim import TROUBLES, Parts, Report, Scenario, Shape, Trouble
-from kvtide.sim.__main__ import main
+from kvtide.sim import TROUBLES, Parts, Report, Scenario, Shape, Trouble, drawn
+from kvtide.sim.__main__ import main, scenario
 from kvtide.sim.decode import SimDecode
 from kvtide.sim.engine import LAYOUT, SimRun
 from kvtide.sim.pool import SimPool
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
-SEEDS = range(1, 4)
+SEEDS = range(1, 3)
+DRAWN = range(1, 51)
+"""Mixtures of all troubles, in the default run; ``make sim-soak`` draws others."""
 CROWDED = Shape(hosts=1, store_slots=14)
 """A store that must evict all the time."""
 LATE = Trouble(NetworkFaults(delay_max_s=0.5, reorder=True))
@@ -59,26 +53,43 @@ def judged(reports: list[Report]) -> None:
 
 @pytest.mark.parametrize("name", TROUBLES)
 def test_each_request_ends_once_with_true_tokens_and_nothing_is_held(name: str) -> None:
-    reports = [Scenario(seed, TROUBLES[name]).run() for seed in SEEDS]
+    report = Scenario(1, TROUBLES[name]).run()
+    judged([report])
+    # not by refusing everything
+    few = name in {"leave", "all"}
+    assert finished([report]) >= len(report.answers) * (0.1 if few else 0.6)
+
+
+def test_fifty_mixtures_of_all_troubles_do_no_harm() -> None:
+    reports = [drawn(seed).run() for seed in DRAWN]
     judged(reports)
     asked = sum(len(report.answers) for report in reports)
-    # not by refusing everything
-    assert finished(reports) >= asked * (0.1 if name in {"leave", "all"} else 0.6)
+    assert finished(reports) >= asked * 0.4
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_a_thousand_mixtures_of_all_troubles_do_no_harm() -> None:
+    for seed in range(51, 1051):
+        judged([drawn(seed).run()])
 
 
 @pytest.mark.parametrize(("name", "seed"), [("loss", 11), ("crash", 138)])
 def test_what_once_failed_holds(name: str, seed: int) -> None:
-    judged([Scenario(seed, TROUBLES[name]).run()])
+    judged([scenario(name, seed).run()])
 
 
 def test_a_store_that_always_evicts_is_only_slow() -> None:
     judged([Scenario(seed, LATE, shape=CROWDED, questions=30).run() for seed in SEEDS])
 
 
+@pytest.mark.full
+@pytest.mark.timeout(1200)
 def test_workers_that_wake_and_write_into_slots_of_others_change_no_answer() -> None:
+    """Rare: in most of these histories no slot has a new owner in time."""
     stalls, shape = Trouble(stalls=12), Shape(hosts=1, store_slots=24, prefills=2)
     reports = [
-        Scenario(seed, stalls, shape=shape, questions=80).run() for seed in SEEDS
+        Scenario(seed, stalls, shape=shape, questions=80).run() for seed in range(1, 31)
     ]
     judged(reports)
     assert sum(report.strays for report in reports) > 0
@@ -97,7 +108,7 @@ def test_blocks_are_reused_across_turns_and_workers() -> None:
 
 
 def test_one_seed_is_one_history() -> None:
-    one, other = (Scenario(3, TROUBLES["all"]).run() for _ in range(2))
+    one, other = (drawn(3).run() for _ in range(2))
     assert (one.messages, one.ended_s) == (other.messages, other.ended_s)
     assert [got.ids for got in one.answers] == [got.ids for got in other.answers]
 
@@ -108,7 +119,16 @@ def test_the_command_says_what_it_found(capsys: pytest.CaptureFixture[str]) -> N
     assert [line.split(",")[0] for line in lines] == [
         "none seed 1: ok",
         "none seed 2: ok",
+        "2 simulations",
     ]
+
+
+def test_a_soak_draws_seeds_until_its_time_is_over(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--soak", "0.01"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"{len(lines) - 1} simulations, 0 wrong"
 
 
 def test_a_failing_seed_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,6 +137,7 @@ def test_a_failing_seed_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     output = capsys.readouterr().out
     assert "wild seed 1: WRONG" in output
     assert "is wrong" in output
+    assert "--trouble wild --seeds 1\n" in output
 
 
 # ---- planted bugs: a checker that never fails proves nothing
@@ -148,19 +169,6 @@ class DeafDecode(SimDecode):
         return await super()._heard(incoming)
 
 
-class RepeatingFlow(TokenFlow):
-    """Takes every token event for a new one."""
-
-    def _take(
-        self,
-        said: Tokens | TokenPage,
-        finish: FinishReason | None,
-        now_s: float,
-    ) -> Taken:
-        again = msgspec.structs.replace(said, index=self.have)
-        return super()._take(again, finish, now_s)
-
-
 def violations(
     trouble: Trouble,
     *,
@@ -188,9 +196,3 @@ def test_reads_that_are_not_verified_are_caught() -> None:
 def test_a_worker_that_frees_nothing_is_caught() -> None:
     found = violations(TROUBLES["leave"], parts=Parts(decode=DeafDecode))
     assert any("sequences" in what for what in found)
-
-
-def test_tokens_that_are_taken_twice_are_caught() -> None:
-    with patch.object(answer, "TokenFlow", RepeatingFlow):
-        found = violations(TROUBLES["loss"])
-    assert any("is wrong" in what for what in found)

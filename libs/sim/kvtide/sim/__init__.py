@@ -8,9 +8,10 @@ end. One seed, one history.
 from kvtide.sim.checker import Violation
 from kvtide.sim.cluster import Parts, Shape, SimCluster
 from kvtide.sim.kernel import Kernel, Life, Promise, SimClock
+from kvtide.sim.mischief import Trouble
 from kvtide.sim.net import SimBus, SimNet
-from kvtide.sim.scenario import Report, Scenario, Trouble
-from kvtide.sim.troubles import TROUBLES
+from kvtide.sim.scenario import Report, Scenario
+from kvtide.sim.troubles import TROUBLES, drawn
 
 __all__ = [
     "TROUBLES",
@@ -27,4 +28,5 @@ __all__ = [
     "SimNet",
     "Trouble",
     "Violation",
+    "drawn",
 ]

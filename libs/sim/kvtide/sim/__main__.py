@@ -1,18 +1,24 @@
-"""``python -m kvtide.sim [--trouble NAME] [--seeds FIRST:LAST]``: simulate, and judge.
+"""``python -m kvtide.sim``: simulate, and judge.
 
 Prints a line for each seed and what is wrong with it; ends with 1 if anything is. The
-same seed fails the same way with the same ``PYTHONHASHSEED``.
+seed alone decides what happens: ``--seeds N`` replays exactly what a soak printed.
 """
 
 import argparse
 import logging
+import random
 import sys
+from collections.abc import Iterator
 
 import structlog
 
 from kvtide.gateway.life import Finish
+from kvtide.runtime import SystemClock
 from kvtide.sim.scenario import Report, Scenario
-from kvtide.sim.troubles import TROUBLES
+from kvtide.sim.troubles import TROUBLES, drawn
+
+_DRAWN = "drawn"
+_LARGEST_SEED = 2**31
 
 
 def line_of(name: str, report: Report) -> str:
@@ -26,24 +32,58 @@ def line_of(name: str, report: Report) -> str:
     )
 
 
+def replay_of(name: str, seed: int) -> str:
+    """The command that simulates this again."""
+    return f"python -m kvtide.sim --trouble {name} --seeds {seed}"
+
+
+def scenario(name: str, seed: int) -> Scenario:
+    """The simulation of that name and seed; ``drawn`` is a mixture of everything."""
+    return drawn(seed) if name == _DRAWN else Scenario(seed, TROUBLES[name])
+
+
+def _seeds(text: str) -> range:
+    first, _, last = text.partition(":")
+    return range(int(first), int(last or first) + 1)
+
+
+def _soak_seeds(seconds: float) -> Iterator[int]:
+    clock, draw = SystemClock(), random.SystemRandom()
+    end_s = clock.monotonic() + seconds
+    while clock.monotonic() < end_s:
+        yield draw.randrange(_LARGEST_SEED)
+
+
 def main(arguments: list[str]) -> int:
     """Run; the number is the exit status."""
     parser = argparse.ArgumentParser(prog="python -m kvtide.sim", description=__doc__)
-    parser.add_argument("--trouble", choices=sorted(TROUBLES), action="append")
+    names = [_DRAWN, *sorted(TROUBLES)]
+    parser.add_argument("--trouble", choices=names, action="append")
     parser.add_argument("--seeds", default="1:10", help="FIRST:LAST, both included")
+    parser.add_argument(
+        "--soak", type=float, metavar="SECONDS", help="mixtures of random seeds"
+    )
     options = parser.parse_args(arguments)
-    first, _, last = options.seeds.partition(":")
     quiet = structlog.make_filtering_bound_logger(logging.CRITICAL)
     structlog.configure(wrapper_class=quiet)
-    wrong = 0
-    for name in options.trouble or sorted(TROUBLES):
-        for seed in range(int(first), int(last or first) + 1):
-            report = Scenario(seed, TROUBLES[name]).run()
+    if options.soak is not None:
+        return _run([_DRAWN], _soak_seeds(options.soak))
+    return _run(options.trouble or names[1:], _seeds(options.seeds))
+
+
+def _run(names: list[str], seeds: range | Iterator[int]) -> int:
+    runs = wrong = 0
+    for seed in seeds:
+        for name in names:
+            report = scenario(name, seed).run()
             sys.stdout.write(f"{line_of(name, report)}\n")
             if report.violations:
                 wrong += 1
-                sys.stdout.write(f"{report.summary()}\n")
+                again = replay_of(name, seed)
+                sys.stdout.write(f"{report.summary()}\nto see it again: {again}\n")
             sys.stdout.flush()
+            runs += 1
+    sys.stdout.write(f"{runs} simulations, {wrong} wrong\n")
     return 1 if wrong else 0
 
 

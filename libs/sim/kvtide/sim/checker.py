@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvtide.gateway.life import Finish
-from kvtide.kv import Role
+from kvtide.kv import BlockKey, Located, Role
 from kvtide.sim.clients import Answer
 from kvtide.sim.cluster import Process, SimCluster
 from kvtide.sim.engine import undisturbed
@@ -54,6 +54,42 @@ def held(cluster: SimCluster) -> list[Violation]:
         for what, count in _holdings(process)
         if count
     ]
+
+
+def unfinished(cluster: SimCluster, tasks: dict[Role, int]) -> list[Violation]:
+    """What has not healed when all is quiet: false indexes, and waits without an end.
+
+    ``tasks`` is how many coroutines a process of each role runs when nobody asks.
+    """
+    return [*_index_violations(cluster), *_waiting(cluster, tasks)]
+
+
+def _index_violations(cluster: SimCluster) -> Iterator[Violation]:
+    """Every conductor knows exactly the copies that there are."""
+    truth: dict[BlockKey, set[Located]] = {}
+    for process in cluster.of(Role.STORE):
+        if process.store is not None:
+            for located in process.store.copies():
+                truth.setdefault(located.key, set()).add(located)
+    copies = sum(len(found) for found in truth.values())
+    for process in cluster.of(Role.CONDUCTOR):
+        if process.conductor is None:
+            continue
+        index = process.conductor.index
+        if index.copies != copies:
+            what = f"knows {index.copies} copies of the {copies} that there are"
+            yield Violation(process.name, what)
+        for key, there in truth.items():
+            known = {copy for block in index.prefix([key]) for copy in block}
+            if known != there:
+                yield Violation(process.name, f"believes that {key.hex()} is elsewhere")
+
+
+def _waiting(cluster: SimCluster, tasks: dict[Role, int]) -> Iterator[Violation]:
+    for process in cluster.processes.values():
+        more = process.life.tasks - tasks[process.role]
+        if process.running and more > 0:
+            yield Violation(process.name, f"{more} tasks that never end")
 
 
 def held_by_workers(cluster: SimCluster) -> list[Violation]:

@@ -66,6 +66,7 @@ class Process:
     role: Role
     host: str
     epoch: int = 0
+    wall_ahead_s: float = 0.0
     life: Life = field(default_factory=lambda: Life(""))
     node: Node | None = None
     gateway: Gateway | None = None
@@ -118,8 +119,11 @@ class SimCluster:
 
     def start(self, process: Process) -> None:
         """Begin a new life of a process that does not run."""
-        process.epoch += 1000  # room for lives that begin with a fence
+        # as ``EpochFile`` does, with room for lives that begin with a fence
+        wall_s = self.kernel.now_s + process.wall_ahead_s
+        process.epoch = max(process.epoch + 1000, int(wall_s * 1000))
         process.life = Life(f"{process.name}/{process.epoch}")
+        process.life.wall_ahead_s = process.wall_ahead_s
         life, kernel = process.life, self.kernel
         identity = Identity(process.name, process.epoch)
         process.node = Node(
@@ -152,6 +156,11 @@ class SimCluster:
     def pause(self, process: Process, seconds: float) -> None:
         """Stop it for a while, as SIGSTOP and SIGCONT do."""
         process.life.paused_until_s = self.kernel.now_s + seconds
+
+    def step_clock(self, process: Process, seconds: float) -> None:
+        """Put its wall clock forward, or back; it stays so for later lives."""
+        process.wall_ahead_s += seconds
+        process.life.wall_ahead_s = process.wall_ahead_s
 
     def _unplug(self, store: Process, ref: NodeRef) -> None:
         service = store.store

@@ -26,9 +26,9 @@ from kvtide.sim.pool import SimPool
 from kvtide.sim.spaces import space_of
 from kvtide.sim.worker import SimWorker
 
-LIMITS = DecodeLimits(batch=4, initial_step_ms=10.0)
+LIMITS = DecodeLimits(batch=4, initial_step_ms=30.0)
 CAPACITY_TOKENS = 640
-STEP_S = 0.01
+STEP_S = 0.03
 TOKENS_PER_S = 1000.0
 ASK_S = 1.0
 
@@ -191,7 +191,7 @@ class SimDecode(SimWorker[events.Event, events.Command]):
     async def _run_step(self, step: events.Step) -> events.Event:
         tokens = sum(len(row.tokens) for row in step.rows)
         seconds = self.step_s + tokens / TOKENS_PER_S
-        await self._kernel.sleep(seconds, self._life)
+        await self._kernel.work(seconds, self._life)
         sampled: list[events.Sampled] = []
         for row in step.rows:
             run = self._held[row.ref].run

@@ -16,13 +16,20 @@ T = TypeVar("T")
 
 
 class Life:
-    """One life of a simulated process."""
+    """One life of a simulated process.
+
+    ``slowness``: how many times longer its work takes than it should. ``wall_ahead_s``:
+    how far its wall clock is ahead of the truth. ``tasks``: coroutines that it runs.
+    """
 
     def __init__(self, name: str) -> None:
         """Alive from now on."""
         self.name = name
         self.alive = True
         self.paused_until_s = 0.0
+        self.slowness = 1.0
+        self.wall_ahead_s = 0.0
+        self.tasks = 0
 
 
 class Promise(Generic[T]):
@@ -98,11 +105,16 @@ class Kernel:
         self.at(seconds, lambda: promise.set(None), life)
         return promise
 
+    def work(self, seconds: float, life: Life) -> Promise[None]:
+        """``sleep`` for what takes ``seconds`` of a process that is not slow."""
+        return self.sleep(seconds * life.slowness, life)
+
     def spawn(self, coro: Coroutine[Any, Any, Any], life: Life) -> None:
         """Run a coroutine from now on, as long as ``life`` lives.
 
         What it raises is kept in ``failures``: in a simulation that is a bug found.
         """
+        life.tasks += 1
         self._advance(coro, life)
 
     def run(self, seconds: float) -> None:
@@ -131,8 +143,10 @@ class Kernel:
         try:
             waited = coro.send(None)
         except StopIteration:
+            life.tasks -= 1
             return
         except Exception as error:  # noqa: BLE001 - the checker reports it
+            life.tasks -= 1
             self.failures.append(error)
             return
         if not isinstance(waited, Promise):
@@ -156,8 +170,8 @@ class SimClock:
         return self._kernel.now_s
 
     def wall(self) -> float:
-        """See ``Clock.wall``."""
-        return self._kernel.now_s
+        """See ``Clock.wall``; as wrong as this life's clock is."""
+        return self._kernel.now_s + self._life.wall_ahead_s
 
     async def sleep(self, seconds: float) -> None:
         """See ``Clock.sleep``."""

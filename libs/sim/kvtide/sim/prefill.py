@@ -156,7 +156,7 @@ class SimPrefill(SimWorker[events.Event, events.Command]):
             held = self._held[chunk.ref]
             held.run.compute(held.work.tokens[chunk.start : chunk.end], chunk.start)
         for layer in range(FACTS.layers):
-            await self._kernel.sleep(seconds / FACTS.layers, self._life)
+            await self._kernel.work(seconds / FACTS.layers, self._life)
             if self._aborted:
                 outcome = events.StepOutcome.ABORTED
                 break

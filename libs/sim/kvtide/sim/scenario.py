@@ -2,15 +2,22 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from kvtide.bus import FaultyNetwork, NetworkFaults
+from kvtide.bus import FaultyNetwork
 from kvtide.bus.messages import SamplingSpec
-from kvtide.kv import NodeId, RequestId, Role, TenantId
-from kvtide.sim.checker import Violation, answer_violations, held, held_by_workers
+from kvtide.kv import RequestId, TenantId
+from kvtide.sim.checker import (
+    Violation,
+    answer_violations,
+    held,
+    held_by_workers,
+    unfinished,
+)
 from kvtide.sim.clients import Answer, Clients, Question
 from kvtide.sim.cluster import Parts, Shape, SimCluster
 from kvtide.sim.engine import FACTS, undisturbed
+from kvtide.sim.mischief import Mischief, Trouble
 
 BOOT_S = 3.0
 ANSWER_LIMIT_S = 60.0
@@ -18,27 +25,9 @@ WORKERS_LIMIT_S = 15.0
 """Within this time after the last answer owner lists have freed all at the workers."""
 QUIET_LIMIT_S = 60.0
 """Within this time everything is over, bookings whose end was lost included."""
+HEAL_LIMIT_S = 15.0
+"""Within this time after that every index is true again, and nothing waits any more."""
 LOOK_EVERY_S = 0.5
-STALL_S = 6.0
-STALL_SEARCH_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """What may go wrong; the seed decides when, and to whom.
-
-    ``crashes`` are of each role, ``pauses`` and ``cuts`` of any process, ``stalls``
-    pauses of a prefill worker in the middle of a step. Everything
-    happens within ``span_s`` of the first question, then all is well again.
-    """
-
-    faults: NetworkFaults = field(default_factory=NetworkFaults)
-    crashes: int = 0
-    pauses: int = 0
-    stalls: int = 0
-    cuts: int = 0
-    leavers: float = 0.0
-    span_s: float = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +71,27 @@ class Scenario:
         self._network = FaultyNetwork(self._random.getrandbits(64))
         self.cluster = SimCluster(self._network, shape, parts)
         self.clients = Clients(self.cluster, self._questions(questions))
+        self._mischief = Mischief(trouble, self.cluster, self._network, self._random)
 
     def run(self) -> Report:
         """Let it happen, and judge it."""
         cluster, kernel = self.cluster, self.cluster.kernel
         cluster.start_all()
-        kernel.at(BOOT_S, self._begin_trouble)
-        kernel.at(BOOT_S + self._trouble.span_s, self._end_trouble)
-        kernel.run(BOOT_S + self._trouble.span_s)
+        kernel.at(BOOT_S, self._mischief.begin)
+        kernel.at(BOOT_S + self._trouble.span_s, self._mischief.end)
+        kernel.run(BOOT_S)
+        tasks = {one.role: one.life.tasks for one in cluster.processes.values()}
+        kernel.run(self._trouble.span_s)
         self._run_until(lambda: self.clients.settled, ANSWER_LIMIT_S)
         self._run_until(lambda: not held_by_workers(cluster), WORKERS_LIMIT_S)
         kept = held_by_workers(cluster)
         self._run_until(lambda: not held(cluster), QUIET_LIMIT_S)
+        self._run_until(lambda: not unfinished(cluster, tasks), HEAL_LIMIT_S)
         violations = [
             *answer_violations(self.clients.answers),
             *kept,
             *held(cluster),
+            *unfinished(cluster, tasks),
             *(Violation("kernel", repr(error)) for error in kernel.failures),
         ]
         return Report(
@@ -149,72 +143,3 @@ class Scenario:
 
     def _tokens(self, count: int) -> tuple[int, ...]:
         return tuple(self._random.randrange(1, FACTS.vocab_size) for _ in range(count))
-
-    # ---- what goes wrong
-
-    def _begin_trouble(self) -> None:
-        trouble, draw = self._trouble, self._random
-        self._network.faults = trouble.faults
-        for role in Role:
-            for _ in range(trouble.crashes):
-                self._crash_later(role)
-        for _ in range(trouble.pauses):
-            self._pause_later()
-        for _ in range(trouble.stalls):
-            self._stall_later(draw.uniform(0.0, trouble.span_s * 0.6))
-        for _ in range(trouble.cuts):
-            self._cut_later(draw.uniform(0.0, trouble.span_s * 0.7))
-
-    def _end_trouble(self) -> None:
-        self._network.faults = NetworkFaults()
-        self._network.heal()
-
-    def _crash_later(self, role: Role) -> None:
-        process = self._random.choice(self.cluster.of(role))
-        at_s = self._random.uniform(0.0, self._trouble.span_s * 0.6)
-        back_s = at_s + self._random.choice((0.3, 1.0, 5.0))
-        kernel = self.cluster.kernel
-
-        def back() -> None:
-            if not process.running:
-                self.cluster.start(process)
-
-        kernel.at(at_s, lambda: self.cluster.crash(process))
-        kernel.at(back_s, back)
-
-    def _pause_later(self) -> None:
-        names = sorted(self.cluster.processes)
-        process = self.cluster.processes[self._random.choice(names)]
-        at_s = self._random.uniform(0.0, self._trouble.span_s * 0.6)
-        seconds = self._random.choice((1.0, 4.0, 7.0))
-        self.cluster.kernel.at(at_s, lambda: self.cluster.pause(process, seconds))
-
-    def _stall_later(self, at_s: float) -> None:
-        kernel = self.cluster.kernel
-        kernel.at(at_s, lambda: self._stall(kernel.now_s + STALL_SEARCH_S))
-
-    def _stall(self, end_s: float) -> None:
-        """Stop the first prefill worker that is found computing."""
-        kernel = self.cluster.kernel
-        for process in self.cluster.of(Role.PREFILL):
-            prefill = process.prefill
-            if prefill is None or process.life.paused_until_s > kernel.now_s:
-                continue
-            if prefill.machine.load().running:
-                self.cluster.pause(process, STALL_S)
-                return
-        if kernel.now_s < end_s:
-            kernel.at(0.005, lambda: self._stall(end_s))
-
-    def _cut_later(self, at_s: float) -> None:
-        names = sorted(self.cluster.processes)
-        left = self._random.sample(names, self._random.randint(1, 3))
-        right = [name for name in names if name not in left]
-        seconds = self._random.choice((0.5, 2.0, 6.0))
-        kernel = self.cluster.kernel
-
-        def cut(side: list[NodeId] = left, other: list[NodeId] = right) -> None:
-            self._network.cut(side, other)
-
-        kernel.at(at_s, cut)
-        kernel.at(at_s + seconds, self._network.heal)

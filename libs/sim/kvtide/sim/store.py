@@ -16,7 +16,7 @@ from kvtide.bus import (
 )
 from kvtide.bus.messages import Message, NodeState
 from kvtide.bus.subjects import Hop
-from kvtide.kv import NodeRef, Role, SlotRef, renewed_header
+from kvtide.kv import Located, NodeRef, Role, SlotRef, renewed_header
 from kvtide.sim.engine import LAYOUT
 from kvtide.sim.kernel import Kernel, Life, Promise
 from kvtide.sim.memory import SimMemory
@@ -70,7 +70,7 @@ class SimStore:
         self.machine = StoreMachine(node.ref, rules(slots))
         self.arena = memory.allocate(node.ref, self.machine.rules.arena_bytes)
         memory.watch(self._in_use)
-        self._askers: dict[int, Promise[Message]] = {}
+        self._askers: dict[int, Promise[Message | None]] = {}
         self._tokens = count()
         self._wake_s = float("inf")
 
@@ -91,6 +91,16 @@ class SimStore:
         known = slot.owner == inventory.store
         return not known or inventory.find(slot) is not None
 
+    def copies(self) -> tuple[Located, ...]:
+        """All blocks that can be found here, by key."""
+        inventory = self.machine.inventory
+        return inventory.page(None, len(inventory.index) + 1).located
+
+    def blocks(self) -> list[memoryview]:
+        """The bytes of ``copies``."""
+        starts = [one.slot.offset for one in self.copies()]
+        return [self.arena[start : start + LAYOUT.slot_bytes] for start in starts]
+
     def connection_gone(self, owner: NodeRef) -> None:
         """The transfer connections of a process have ended."""
         self._run(ConnectionGone(owner))
@@ -103,7 +113,7 @@ class SimStore:
             self._run(Received(message, incoming.sender))
             return None
         token = next(self._tokens)
-        answer = self._askers[token] = Promise[Message](self._kernel)
+        answer = self._askers[token] = Promise[Message | None](self._kernel)
         self._run(Received(message, incoming.sender, token))
         return Later(_answered(answer))
 
@@ -173,7 +183,9 @@ class SimStore:
 
     def _fenced(self, ref: NodeRef) -> None:
         before = self.machine
-        self._askers.clear()
+        askers, self._askers = self._askers, {}
+        for answer in askers.values():
+            answer.set(None)
         self._memory.adopt(ref, self.arena)
         self.machine = StoreMachine(
             ref,
@@ -186,7 +198,7 @@ class SimStore:
         self._run(Tick())
 
 
-async def _answered(answer: Promise[Message]) -> Message | None:
+async def _answered(answer: Promise[Message | None]) -> Message | None:
     return await answer
 
 

@@ -281,7 +281,8 @@ class Gateway:
         """Each worker its full list; an empty one for a while after its last work.
 
         By name: work that was meant for a life of a worker may have been taken by the
-        next one, which must hear that it is not wanted.
+        next one, which must hear that it is not wanted. Also to one that is not heard:
+        it may hear us, and go on with what was given up here.
         """
         lists: defaultdict[tuple[Stage, NodeId], list[RequestRef]] = defaultdict(list)
         for session in self._sessions.values():
@@ -295,8 +296,7 @@ class Gateway:
                 del self._owners[key]
                 continue
             self._owners[key] = left - 1
-            if self.node.roster.get(key[1]) is not None:
-                await self._send_list(key, tuple(lists.get(key, ())))
+            await self._send_list(key, tuple(lists.get(key, ())))
 
     async def _send_list(
         self, key: tuple[Stage, NodeId], requests: tuple[RequestRef, ...]
