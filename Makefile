@@ -23,7 +23,7 @@ TEST_THREADS ?= 2
 TEST_JOBS ?= $(shell echo $$(( $$(nproc) < 7 ? $$(nproc) + 1 : 8 )))
 SECONDS ?= 600
 
-.PHONY: help setup up test test-full check format bench sim sim-soak docs clean distclean test-compose test-rdma test-vllm rdma
+.PHONY: help setup up test test-full check format bench sim sim-soak audit secrets docs clean distclean test-compose test-rdma test-vllm rdma
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -60,6 +60,12 @@ sim: setup ## the production machines in virtual time, under faults
 
 sim-soak: setup ## SECONDS=600: random seeds; a failing one is printed and replays exactly
 	@$(BIN)/python -m kvtide.sim --soak $(SECONDS)
+
+audit: setup ## known vulnerabilities of the pinned dependencies (asks the network)
+	@ops/audit.sh dependencies
+
+secrets: ## secrets in what git tracks
+	@ops/audit.sh secrets
 
 test-compose: ## root: build the image, bring docker-compose.yml up, check its answers
 	@ops/docker/test-compose.sh $(ARGS)
