@@ -151,6 +151,7 @@ def test_unreachable_conductors_are_asked_in_rounds_until_the_limit() -> None:
     assert kinds(story.tell(AdmitLost(1, 0, live=2))) == [SendAdmit]
     assert story.tell(AdmitLost(1, 0, live=2)) == []  # a repeat
     assert story.tell(AdmitLost(1, 1, live=2)) == []  # both asked: wait
+    assert story.tell(Tick(), after_s=0.25) == []  # the second gets twice the patience
     assert kinds(story.tell(Tick(), after_s=0.25)) == [SendAdmit]
     commands = story.tell(Tick(), after_s=10)
     assert the(Fail, commands).failure.kind is FailureKind.NO_CONDUCTOR

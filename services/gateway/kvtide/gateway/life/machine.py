@@ -74,6 +74,9 @@ from kvtide.gateway.life.spec import (
 from kvtide.gateway.life.text_sink import TextSink
 from kvtide.kv import KeySpace, NodeRef, RequestRef
 
+_GROWTHS = 3
+"""How often the patience with a conductor doubles: from 250 ms to 2 s by default."""
+
 
 class Life:
     """The machine. ``handle`` is its only input, the returned commands its only output."""
@@ -255,7 +258,9 @@ class Life:
         if late and self._patience.over(now_s):
             return self._fail(FailureKind.NO_CONDUCTOR, "no conductor answers", now_s)
         attempt.rank += 1
-        attempt.next_rank_s = now_s + self._limits.admit_patience_s
+        # conductors that are slow get no quicker by being asked again and again
+        growth = 2 ** min(attempt.rank, _GROWTHS)
+        attempt.next_rank_s = now_s + self._limits.admit_patience_s * growth
         return [self._admit(attempt)]
 
     def _conductor(
