@@ -5,18 +5,25 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say what may run side by side, for runs with several processes (xdist).
+class SideBySide(LoadScopeScheduling):
+    """What may run side by side, for runs with several processes (xdist).
 
     The tests of a file share its fixtures. Those of the whole system share the machine:
     several systems at once would only wait for one another.
     """
-    for item in items:
-        whole = "e2e" in item.path.parts
-        group = "e2e" if whole else item.path.stem
-        item.add_marker(pytest.mark.xdist_group(group))
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "e2e" if "e2e" in file.split("/") else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SideBySide:
+    """Of each run with several processes."""
+    return SideBySide(config, log)
 
 
 @pytest.fixture

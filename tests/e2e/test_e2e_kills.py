@@ -12,7 +12,7 @@ from typing import Self
 import pytest
 from tests.e2e.oracle.prompts import text_tokens
 from tests.e2e.oracle.reference import Oracle
-from tests.e2e.system import RequestError, System, alive, shared_memory, wait_for
+from tests.e2e.system import RequestError, System, alive, wait_for
 
 from kvtide.engine.demo import default_cache_dir, ensure_demo_model
 
@@ -138,7 +138,6 @@ def arenas(system: System) -> list[Path]:
 
 
 def test_the_supervisor_is_killed_and_the_next_start_sweeps(tmp_path: Path) -> None:
-    before = shared_memory()
     state = tmp_path / "state"
     first = System(state)
     first.start()
@@ -150,4 +149,4 @@ def test_the_supervisor_is_killed_and_the_next_start_sweeps(tmp_path: Path) -> N
     )
     with System(state) as second:
         assert second.complete("Once upon a time", 4).completion_tokens == 4
-    assert shared_memory() <= before
+    assert not second.shm_dir.exists()
