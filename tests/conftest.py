@@ -8,17 +8,22 @@ import structlog
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+_ANSWERS = ("test_e2e_oracle.py", "test_engine_demo_model.py")
+
 
 class SideBySide(LoadScopeScheduling):
     """What may run side by side, for runs with several processes (xdist).
 
-    The tests of a file share its fixtures. Those of the whole system share the machine:
-    several systems at once would only wait for one another.
+    The tests of a file share its fixtures. Those of the whole system share the machine,
+    as many at once would only wait for one another: those that compare answers with the
+    oracle's are one half of them, all others, with the faults, the other.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return "e2e" if "e2e" in file.split("/") else file
+        folder, _, file = nodeid.partition("::")[0].rpartition("/")
+        if folder.endswith("e2e"):
+            return "answers" if file in _ANSWERS else "systems"
+        return f"{folder}/{file}"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SideBySide:
@@ -39,4 +44,17 @@ def _logging_as_before() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    _plain_logs()
+
+
+def _plain_logs() -> None:
+    """The default draws tracebacks with all locals: seconds in which no beat is sent."""
     structlog.reset_defaults()
+    renderer = structlog.dev.ConsoleRenderer(
+        colors=False, exception_formatter=structlog.dev.plain_traceback
+    )
+    *others, _ = structlog.get_config()["processors"]
+    structlog.configure(processors=[*others, renderer])
+
+
+_plain_logs()

@@ -19,7 +19,10 @@ from typing_extensions import override
 
 from kvtide.engine.demo import default_cache_dir, ensure_demo_model
 
-HOST_A, HOST_B = "10.231.77.1", "10.231.77.2"
+_SUBNET = os.getpid() % (1 << 14)  # of a killed run the addresses may still be there
+HOST_A, HOST_B = (
+    f"10.231.{_SUBNET >> 6}.{4 * (_SUBNET & 63) + host}" for host in (1, 2)
+)
 SHM_SIZE = "400m"
 
 

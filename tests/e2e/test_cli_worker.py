@@ -10,6 +10,7 @@ PROMPT = " ".join(f"{n} times {n} is {n * n}." for n in range(1, 30))
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_combined_worker_serves_caches_and_leaves_nothing(tmp_path: Path) -> None:
     args = ("--prefill", "0", "--decode", "0", "--worker", "1")

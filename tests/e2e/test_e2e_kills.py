@@ -137,6 +137,7 @@ def arenas(system: System) -> list[Path]:
     return sorted(path for path in system.shm_dir.iterdir() if path.is_file())
 
 
+@pytest.mark.full
 def test_the_supervisor_is_killed_and_the_next_start_sweeps(tmp_path: Path) -> None:
     state = tmp_path / "state"
     first = System(state)

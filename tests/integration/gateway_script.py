@@ -47,7 +47,7 @@ class Script:
     drop_tokens: bool = False
     """Token events are lost; only pulls bring them."""
     context: int = FACTS.max_tokens
-    dead_after_s: float = 3.0
+    dead_after_s: float = 30.0
     """How long a loop may be held up before its node counts as dead."""
     ids: list[int] | None = None
     """The answer's tokens, if it is not ``answer`` in the tokenizer's own."""

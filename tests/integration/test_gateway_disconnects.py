@@ -28,7 +28,7 @@ STEPS_AFTER = 2
 async def test_at_most_two_steps_finish_after_the_client_has_gone(
     tmp_path: Path, path: str, stream: bool
 ) -> None:
-    script = Script(answer="word " * 90, step_s=STEP_S, dead_after_s=30)
+    script = Script(answer="word " * 90, step_s=STEP_S)
     async with running_gateway(tmp_path, script=script) as running:
         cluster = running.cluster
         _, writer = await asyncio.open_connection(*running.address)

@@ -43,7 +43,7 @@ async def running(
 ) -> AsyncGenerator[Running]:
     folder = tmp_path_factory.mktemp("joined")
     model = write_model(folder / "thinks", TOKENIZER, template=TEMPLATE)
-    script = Script(context=4096, dead_after_s=30)
+    script = Script(context=4096)
     async with running_gateway(
         folder, model=model, model_name=MODEL, script=script
     ) as running:

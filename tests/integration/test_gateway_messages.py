@@ -36,7 +36,7 @@ CALL = (
 @pytest.fixture
 async def running(tmp_path: Path) -> AsyncGenerator[Running]:
     async with running_gateway(
-        tmp_path, script=Script(context=4096, dead_after_s=30), failover_wait_s=1
+        tmp_path, script=Script(context=4096), failover_wait_s=1
     ) as running:
         yield running
 

@@ -48,7 +48,7 @@ async def running(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncGenerator[Running]:
     folder: Path = tmp_path_factory.mktemp("openapi")
-    script = Script(context=4096, dead_after_s=30)
+    script = Script(context=4096)
     async with running_gateway(folder, script=script) as running:
         yield running
 

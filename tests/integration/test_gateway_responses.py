@@ -33,9 +33,7 @@ CALL = (
 
 @pytest.fixture
 async def running(tmp_path: Path) -> AsyncGenerator[Running]:
-    async with running_gateway(
-        tmp_path, script=Script(context=4096, dead_after_s=30)
-    ) as running:
+    async with running_gateway(tmp_path, script=Script(context=4096)) as running:
         yield running
 
 

@@ -50,7 +50,7 @@ async def ask_long(running: Running, tokens: int) -> dict[str, Any]:
 async def test_long_prompts_go_as_blobs_and_the_bus_stays_small(
     tmp_path: Path, tokens: int
 ) -> None:
-    script = Script(context=300_000, dead_after_s=30)
+    script = Script(context=300_000)
     async with running_gateway(tmp_path, script=script) as running:
         reply = await ask_long(running, tokens)
     assert reply["choices"][0]["text"] == script.answer
@@ -58,7 +58,7 @@ async def test_long_prompts_go_as_blobs_and_the_bus_stays_small(
 
 
 async def test_a_long_text_is_tokenised_beside_the_loop(tmp_path: Path) -> None:
-    script = Script(context=300_000, dead_after_s=30)
+    script = Script(context=300_000)
     text = "the quick brown fox " * 20_000
     async with (
         running_gateway(tmp_path, script=script) as running,
@@ -105,7 +105,7 @@ async def stream(running: Running, started: asyncio.Semaphore) -> str:
 async def test_many_streams_are_open_at_once_and_all_are_whole(
     tmp_path: Path, streams: int
 ) -> None:
-    script = Script(answer="a few words, an é and 🌊", hold_at=2, dead_after_s=30)
+    script = Script(answer="a few words, an é and 🌊", hold_at=2)
     async with running_gateway(tmp_path, script=script) as running:
         started = asyncio.Semaphore(0)
         async with asyncio.timeout(150), asyncio.TaskGroup() as tasks:

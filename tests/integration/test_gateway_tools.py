@@ -51,9 +51,7 @@ CALLED: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.fixture
 async def running(tmp_path: Path) -> AsyncGenerator[Running]:
-    async with running_gateway(
-        tmp_path, script=Script(context=4096, dead_after_s=30)
-    ) as running:
+    async with running_gateway(tmp_path, script=Script(context=4096)) as running:
         yield running
 
 
@@ -234,7 +232,7 @@ async def test_llamas_calls_are_told_too(tmp_path: Path) -> None:
             tmp_path,
             model=tmp_path / "llama",
             model_name=MODEL,
-            script=Script(context=4096, dead_after_s=30),
+            script=Script(context=4096),
         ) as running,
         openai_client(running) as client,
     ):
@@ -262,7 +260,7 @@ async def test_reasoning_is_apart_from_content_and_calls(tmp_path: Path) -> None
             tmp_path,
             model=tmp_path / "thinks",
             model_name=MODEL,
-            script=Script(context=4096, dead_after_s=30),
+            script=Script(context=4096),
         ) as running,
         openai_client(running) as client,
     ):

@@ -10,7 +10,16 @@ import torch
 from prometheus_client import CollectorRegistry
 from torch import Tensor
 
-from kvtide.bus import Hop, Identity, Incoming, MemoryBus, MemoryHub, Node
+from kvtide.bus import (
+    Hop,
+    Identity,
+    Incoming,
+    MemoryBus,
+    MemoryHub,
+    Node,
+    NodeTimes,
+    RosterTimes,
+)
 from kvtide.bus.messages import (
     AnyMessage,
     BlockState,
@@ -73,6 +82,8 @@ GATEWAY = NodeRef(NodeId("g"), 1)
 WORKER = NodeRef(NodeId("w"), 1)
 OTHER = NodeRef(NodeId("o"), 1)
 LIMIT_S = 20.0
+PATIENT = NodeTimes(roster=RosterTimes(dead_after_s=30.0))
+"""A busy machine is no dead node."""
 M = TypeVar("M", bound=Message)
 
 
@@ -294,6 +305,7 @@ async def world_of(role: Role, pool: Pool, model: Model) -> AsyncGenerator[World
                     clock=clock,
                     secret=SECRET,
                     endpoint=endpoint,
+                    times=PATIENT,
                 )
             )
 

@@ -68,6 +68,19 @@ def test_console_lines_are_for_people() -> None:
     assert "\x1b" not in out.getvalue()
 
 
+def test_an_exception_shows_no_local_variables() -> None:
+    out = io.StringIO()
+    configure_logging(log_format="console", stream=out)
+    prompt = "tell me a " + "secret"
+    try:
+        raise ValueError(f"{len(prompt)} characters")  # noqa: TRY301 - what is logged
+    except ValueError:
+        structlog.get_logger().exception("operation failed")
+    assert "Traceback (most recent call last)" in out.getvalue()
+    assert "16 characters" in out.getvalue()
+    assert prompt not in out.getvalue()
+
+
 def test_node_names_fit_a_subject() -> None:
     names = {random_node_name("decode") for _ in range(50)}
     assert len(names) > 40

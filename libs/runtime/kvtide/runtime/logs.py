@@ -56,7 +56,15 @@ def configure_logging(
             structlog.processors.JSONRenderer(default=str),
         ]
         if log_format == "json"
-        else [structlog.dev.ConsoleRenderer(colors=output.isatty(), pad_event_to=0)]
+        else [
+            structlog.dev.ConsoleRenderer(
+                colors=output.isatty(),
+                pad_event_to=0,
+                # the default shows local variables: prompts and secrets among them, and
+                # it takes so long that a busy node misses its beats
+                exception_formatter=structlog.dev.plain_traceback,
+            )
+        ]
     )
     handler = logging.StreamHandler(output)
     handler.setFormatter(
