@@ -18,7 +18,7 @@ IMAGE ?= kvtide:local
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
-TEST_THREADS ?= 2
+TEST_THREADS ?= 1
 # many tests wait more than they compute: one process more than cores, within reason
 TEST_JOBS ?= $(shell echo $$(( $$(nproc) < 7 ? $$(nproc) + 1 : 8 )))
 SECONDS ?= 600

@@ -114,12 +114,13 @@ class TwoHosts(Site):
             self._undo.callback(run, "umount", "-l", str(shm))
         dram = ("--dram-bytes", str(self._dram_bytes))
         model = ("--model", str(ensure_demo_model(default_cache_dir())))
+        worker = (*model, "--threads", "1")
         self._role("store", "store-a", "a", *dram)
         self._role("store", "store-b", "b", *dram)
         self._role("conductor", "conductor", "a")
         for number in range(2):
-            self._role("prefill", f"prefill-{number}", "a", *model)
-            self._role("decode", f"decode-{number}", "b", *model)
+            self._role("prefill", f"prefill-{number}", "a", *worker)
+            self._role("decode", f"decode-{number}", "b", *worker)
         http = ("--http-port", str(self._gateway_port))
         self._role("gateway", "gateway", "a", *model, *http)
 

@@ -290,6 +290,8 @@ class System(Site):
             *("--cache-dir", str(default_cache_dir())),
             # a spare loads its model while tests count seconds: only who asks has one
             *(() if "--spare" in self._args else ("--no-spare",)),
+            # tests run side by side: more threads would only get in one another's way
+            *("--threads", "1"),
             *self._args,
         ]
 

@@ -91,13 +91,22 @@ class Load:
         )
 
 
-def test_each_role_is_killed_under_load(system: System) -> None:
+# workers are killed and stopped twenty times in test_gateway_fails_over.py
+@pytest.mark.parametrize(
+    "roles",
+    [
+        ("conductor", "store", "gateway"),
+        pytest.param(("decode", "prefill", "store"), marks=pytest.mark.full),
+    ],
+    ids="-".join,
+)
+def test_each_role_is_killed_under_load(system: System, roles: tuple[str, ...]) -> None:
     system.complete(text_tokens(system.tokenize, 40), 4)
     shm_before = arenas(system)
     doors_closed: tuple[float, float] = (0.0, 0.0)
     with Load(system, threads=4) as load:
         load.answered_more(4)
-        for role in ("decode", "prefill", "conductor", "store", "gateway"):
+        for role in roles:
             name, pid = next(
                 (name, pid)
                 for name, pid in system.processes().items()
