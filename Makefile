@@ -36,7 +36,7 @@ up: setup ## serve the demo model: every role, one command
 
 test: setup ## all tests, with a real NATS, PostgreSQL, model and processes
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(TEST_THREADS)} HF_HUB_OFFLINE=1 \
-	  $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile $(ARGS)
+	  $(BIN)/python -m pytest -p tests.side_by_side -n $(TEST_JOBS) --dist loadfile $(ARGS)
 
 test-full: ARGS += -m "full or not full"
 test-full: test ## all tests and the long rounds of them (an hour or more)
