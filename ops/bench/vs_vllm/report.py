@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 
 class Kept:
@@ -19,7 +19,7 @@ class Kept:
 
     def add(self, name: str, found: dict[str, Any], about: dict[str, str]) -> None:
         """Put it in the place of what was measured before, and write both files."""
-        self._pieces[name] = {"about": about, **found}
+        self._pieces[name] = {"about": about, **_anywhere(found)}
         ordered = dict(sorted(self._pieces.items()))
         self._json.write_text(json.dumps(ordered, indent=1) + "\n")
         self._md.write_text(self.markdown())
@@ -27,6 +27,18 @@ class Kept:
     def markdown(self) -> str:
         """The page."""
         return "\n".join(_page(self._pieces)) + "\n"
+
+
+def _anywhere(found: Any) -> Any:
+    """Without the folders of this machine: of a path its last name."""
+    if isinstance(found, dict):
+        record = cast("dict[str, Any]", found)
+        return {key: _anywhere(value) for key, value in record.items()}
+    if isinstance(found, list | tuple):
+        return [_anywhere(value) for value in cast("Sequence[Any]", found)]
+    if isinstance(found, str) and found.startswith("/") and "\n" not in found:
+        return Path(found).name
+    return found
 
 
 def _page(pieces: dict[str, dict[str, Any]]) -> Iterator[str]:

@@ -27,6 +27,8 @@ from kvtide.runtime import SystemClock
 
 BLOCKS = 64
 BATCH = 8
+PROMPT = 32
+"""Blocks of a prompt of 2,048 tokens, which a prefill worker puts as one batch."""
 ROUNDS = 5
 RELEASE_S = 0.2
 SSD_BLOCKS = 96
@@ -108,7 +110,9 @@ async def memory_measures(folder: Path, shm_dir: Path) -> list[Measure]:
         ]
     # the first round touches memory for the first time
     rounds = rounds[1:]
-    copy, read, single, put = (median(each) for each in zip(*rounds, strict=True))
+    copy, read, single, put, prompt = (
+        median(each) for each in zip(*rounds, strict=True)
+    )
     gib = BLOCKS * PAYLOAD_BYTES / (1 << 30)
     what = "memcpy + xxh3 of the same parts"
     return [
@@ -117,7 +121,10 @@ async def memory_measures(folder: Path, shm_dir: Path) -> list[Measure]:
             "verified read, 8 blocks", gib / read, "GiB/s", copy / read, what, 0.85
         ),
         Measure("verified read, one block", gib / single, "GiB/s", copy / single, what),
-        Measure("batched put, 8 blocks", gib / put, "GiB/s", copy / put, what, 0.5),
+        Measure("batched put, 8 blocks", gib / put, "GiB/s", copy / put, what),
+        Measure(
+            "batched put, 32 blocks", gib / prompt, "GiB/s", copy / prompt, what, 0.5
+        ),
     ]
 
 
@@ -127,23 +134,27 @@ async def _memory_round(
     sources: Sequence[memoryview],
     targets: Sequence[memoryview],
     number: int,
-) -> tuple[float, float, float, float]:
+) -> tuple[float, ...]:
     timer = Timer()
     located = made.located(block_keys(BLOCKS))
     copy_s = timer.time(lambda: copy_and_hash(sources, targets))
-    read_s = single_s = put_s = 0.0
+    read_s = single_s = 0.0
     for at in range(0, BLOCKS, BATCH):
         batch = slice(at, at + BATCH)
         read_s += await timer.wait(made.read(located[batch], targets[batch]))
     for i in range(BLOCKS):
         single_s += await timer.wait(made.read([located[i]], [targets[i]]))
-    fresh = block_keys(BLOCKS, 1000 * (number + 1))
-    for at in range(0, BLOCKS, BATCH):
-        put_s += await timer.wait(made.put(fresh[at : at + BATCH], parts))
-    # the release of the last put is on its way
-    await asyncio.sleep(RELEASE_S)
-    made.forget(fresh)
-    return copy_s, read_s, single_s, put_s
+    puts_s: list[float] = []
+    for batch_blocks in (BATCH, PROMPT):
+        fresh = block_keys(BLOCKS, 1000 * (number + 1))
+        put_s = 0.0
+        for at in range(0, BLOCKS, batch_blocks):
+            put_s += await timer.wait(made.put(fresh[at : at + batch_blocks], parts))
+        puts_s.append(put_s)
+        # the release of the last put is on its way
+        await asyncio.sleep(RELEASE_S)
+        made.forget(fresh)
+    return copy_s, read_s, single_s, *puts_s
 
 
 def _targets(count: int) -> list[memoryview]:
