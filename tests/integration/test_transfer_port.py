@@ -1,6 +1,7 @@
 """Strangers on the transfer port, and ports that are no endpoints."""
 
 import asyncio
+import gc
 import logging
 import os
 import pickle
@@ -187,10 +188,11 @@ async def test_nothing_is_left() -> None:
                     continue
 
     await rounds(2)
+    gc.collect()  # what other tests have left to be collected
     files = descriptors()
     await rounds(30)
     assert [t.name for t in threading.enumerate() if "transfer" in t.name] == []
-    assert descriptors() == files
+    assert descriptors() <= files
     assert shared_files() == []
 
 
