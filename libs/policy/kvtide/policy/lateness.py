@@ -5,8 +5,14 @@ chunks, cores that others use too. Fitted to requests that have ended.
 """
 
 from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvtide.policy.fitting import FitRules, RobustFit
+
+T = TypeVar("T", float, NDArray[np.float64])
 
 _CONFIDENT = 10
 _SPREAD = (50.0, 0.3, 0.3)
@@ -25,6 +31,11 @@ class Lateness:
     fixed_ms: float
     queue_share: float
     rest_share: float
+
+    def ttft_ms(self, queue_ms: T, parts_ms: T) -> T:
+        """What is to be expected where queue and all parts add up to ``parts_ms``."""
+        late_ms = self.fixed_ms + self.queue_share * queue_ms
+        return late_ms + self.rest_share * (parts_ms - queue_ms)
 
     def rest_ms(self, queue_ms: float, ttft_ms: float) -> float:
         """What was added up after the queue, of a TTFT that this made of it."""

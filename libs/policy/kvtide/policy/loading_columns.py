@@ -31,10 +31,12 @@ class LoaderColumns:
     far_byte_ms: Floats
 
     def compute_ms(self, new: Ints, reused: Ints) -> Floats:
-        """``PrefillCurve.ms`` of so many tokens at each."""
+        """``PrefillCurve.ms`` of so many tokens at each: of shapes that go together."""
         pairs = new * (new + 2 * reused + 1) / 2
-        curve_ms = self.fixed_ms + self.token_ms * new + self.pair_ms * pairs
-        return np.where(new > 0, curve_ms, 0.0)
+        found = new * self.token_ms
+        found += pairs * self.pair_ms
+        found += np.where(new > 0, self.fixed_ms, 0.0)
+        return found
 
 
 class HeldRuns:

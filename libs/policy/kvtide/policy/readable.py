@@ -214,10 +214,8 @@ class ReadablePolicy:
         made_ms += self._cost.handover_ms(ref, host, decode.worker)
         # decode waits for room while prefill works
         ttft_ms = max(made_ms, decode.cost.wait_ms) + decode.cost.tbt_ms
-        if (late := ask.lateness) is not None:
-            rest_ms = ttft_ms - queue_ms
-            ttft_ms = late.fixed_ms + late.queue_share * queue_ms
-            ttft_ms += late.rest_share * rest_ms
+        if ask.lateness is not None:
+            ttft_ms = ask.lateness.ttft_ms(queue_ms, ttft_ms)
         return Estimate(
             prefill=ref.node if ref is not None else decode.worker.ref.node,
             decode=decode.worker.ref.node,

@@ -185,10 +185,7 @@ class ColumnPolicy:
         ends = runs.ends
         hits = ends * ask.block_tokens
         rest = np.maximum(0, ask.kv_tokens - hits)
-        pairs = rest * (rest + 2 * hits + 1) / 2
-        compute_ms = rest[:, None] * loaders.token_ms
-        compute_ms += pairs[:, None] * loaders.pair_ms
-        compute_ms[rest > 0] += loaders.fixed_ms
+        compute_ms = loaders.compute_ms(rest[:, None], hits[:, None])
         transfer_ms = np.zeros_like(compute_ms)
         load_ms = loaders.load_fixed_ms
         for run, count in enumerate(runs.counts):
@@ -316,10 +313,8 @@ class ColumnPolicy:
         wait_ms, tbt_ms = decodes.wait_ms[decode], decodes.tbt_ms[decode]
         # decode waits for room while prefill works
         ttft_ms = np.maximum(made_ms + handover_ms, wait_ms) + tbt_ms
-        if (late := ask.lateness) is not None:
-            rest_ms = ttft_ms - queue_ms
-            ttft_ms = late.fixed_ms + late.queue_share * queue_ms
-            ttft_ms += late.rest_share * rest_ms
+        if ask.lateness is not None:
+            ttft_ms = ask.lateness.ttft_ms(queue_ms, ttft_ms)
         return _Scores(decode.copy(), queue_ms, ttft_ms, tbt_ms, wait_ms)
 
     def _order(self, ask: Ask, scores: _Scores, plans: _Plans, workers: int) -> Ints:
