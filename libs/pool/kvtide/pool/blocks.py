@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvtide.bus import Node
 from kvtide.kv import BlockHeader, Layout, Located, SlotRef, SpaceTags, Tier
-from kvtide.pool.copies import BadBytes, BlockCheck, check_parts, checked_header
+from kvtide.pool.copies import BadBytes, BlockCheck, checked_header
 from kvtide.pool.limits import PoolLimits
 from kvtide.pool.metrics import PoolMetrics
 from kvtide.pool.near import BlockJob, NearReader
@@ -73,7 +73,7 @@ class BlockReader:
         results = await self._results(reads, timeout_s, purpose)
         for i, read, result in zip(places, reads, results, strict=True):
             if isinstance(result, ReadOutcome):
-                self._metrics.read(purpose, result)
+                self._metrics.read_all(purpose, (result,))
                 continue
             try:
                 found[i] = checked_header(read.header, read.located, tags, layout)
@@ -213,20 +213,13 @@ class BlockReader:
             return result
         check = job.check
         lengths = list(map(len, read.targets))
-        xxh3 = result.xxh3[1:]
-        promised = (
-            job.whole
-            and result.xxh3[0] == read.located.header_xxh3
-            and check.is_promised(read.located, read.header, lengths, xxh3)
-        )
-        if not promised:
-            try:
-                header = checked_header(
-                    read.header, read.located, check.tags, check.layout
-                )
-                check_parts(header, read.numbers, lengths, xxh3)
-            except BadBytes as bad:
-                return self._bad(read.located, bad)
+        try:
+            if result.xxh3[0] != read.located.header_xxh3:
+                # it says what that means
+                checked_header(read.header, read.located, check.tags, check.layout)
+            job.verify(read.located, read.header, lengths, result.xxh3[1:])
+        except BadBytes as bad:
+            return self._bad(read.located, bad)
         return check.outcome(sum(lengths), result.path)
 
     def _part(

@@ -86,10 +86,3 @@ class PoolMetrics:
         if child is None:
             child = self._children[key] = counter.labels(purpose, word)
         return child
-
-    def read(self, purpose: str, outcome: ReadOutcome) -> None:
-        """Count one outcome."""
-        word = "ok" if outcome.miss is None else outcome.miss.value
-        self._reads.labels(purpose, word).inc()
-        if outcome.ok:
-            self._bytes.labels(purpose, outcome.path).inc(outcome.nbytes)

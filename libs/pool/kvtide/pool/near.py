@@ -43,6 +43,24 @@ class BlockJob:
         """All parts."""
         return self.numbers == range(self.check.layout.parts)
 
+    def verify(
+        self,
+        located: Located,
+        raw: bytes | bytearray,
+        lengths: Sequence[int],
+        xxh3: Sequence[int],
+    ) -> None:
+        """Compare a header, whose checksum is right, and the wanted parts with the promise.
+
+        Raises:
+            BadBytes: something differs; it says what.
+        """
+        check = self.check
+        if self.whole and check.is_promised(located, raw, lengths, xxh3):
+            return
+        header = checked_header(raw, located, check.tags, check.layout)
+        check_parts(header, self.numbers, lengths, xxh3)
+
 
 class NearReader:
     """Reads what is near; what is not, or not as it should be, is for others."""
@@ -129,9 +147,7 @@ class NearReader:
             xxh3 = near.read(slot.offset + first, targets)
             if xxh3 is None:
                 return None
-            if not (job.whole and check.is_promised(located, raw, lengths, xxh3)):
-                header = checked_header(raw, located, check.tags, check.layout)
-                check_parts(header, numbers, lengths, xxh3)
+            job.verify(located, raw, lengths, xxh3)
         except BadBytes as bad:
             return self._bad(located, bad)
         return check.outcome(len(numbers) * check.part_bytes, "shm")
