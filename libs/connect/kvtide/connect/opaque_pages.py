@@ -1,16 +1,11 @@
 """Blocks whose engine knows them by a name and an address: read and written in place."""
 
-import ctypes
 from collections.abc import Sequence
 
 from kvtide.connect.client import EngineClient, Pieces
 from kvtide.connect.space import ForeignSpace
 from kvtide.kv import BlockKey
-
-
-def memory_at(address: int, nbytes: int) -> memoryview:
-    """The engine's memory there, as writable bytes. The engine must keep it alive."""
-    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+from kvtide.transfer.buffers import memory_at
 
 
 class OpaquePages:

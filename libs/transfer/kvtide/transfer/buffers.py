@@ -67,6 +67,11 @@ def plain_view(buffer: object, *, slice_index: int | None = None) -> memoryview:
     return view
 
 
+def memory_at(address: int, length: int) -> memoryview:
+    """The memory there, as writable bytes; its owner must keep it alive."""
+    return memoryview((ctypes.c_char * length).from_address(address)).cast("B")
+
+
 def address_of(view: memoryview) -> int:
     """Where the memory lies; good while ``view`` (or what it views) is held."""
     if not view.readonly and len(view):
@@ -89,11 +94,18 @@ def check_targets(targets: Sequence[memoryview]) -> None:
         # one is read-only or empty
         _check_closely(targets)
         return
-    # hundreds are usual: no step in Python for each
-    spans = sorted(zip(starts, map(add, starts, map(len, targets)), strict=True))
-    first, last = zip(*spans, strict=True) if spans else ((), ())
-    if not all(map(le, last, first[1:])):
+    if not are_apart(starts, list(map(len, targets))):
         _check_closely(targets)
+
+
+def are_apart(starts: Sequence[int], lengths: Sequence[int]) -> bool:
+    """Whether no two ranges overlap. Hundreds are usual: no step in Python for each."""
+    ends = list(map(add, starts, lengths))
+    # they often are in order
+    if all(map(le, ends, starts[1:])):
+        return True
+    first, last = zip(*sorted(zip(starts, ends, strict=True)), strict=True)
+    return all(map(le, last, first[1:]))
 
 
 def _check_closely(targets: Sequence[memoryview]) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from kvtide.transfer.buffers import memory_at
 from kvtide.transfer.errors import OutOfBounds, Refused, Unreachable
 
 LIBRARY = "libcuda.so.1"
@@ -119,7 +120,7 @@ class Window:
         self._address = address
         self._at = at
         self._length = length
-        self.view = memoryview((ctypes.c_char * length).from_address(address)).cast("B")
+        self.view = memory_at(address, length)
 
     def commit(self) -> None:
         """Copy what lies in it to the GPU.

@@ -1,7 +1,6 @@
 """An endpoint of this process: regions in shared memory, a port, peers."""
 
 import asyncio
-import ctypes
 import logging
 import threading
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from typing import Self
 from kvtide.runtime import Clock
 from kvtide.runtime.tracing import NO_TRACES, Tracer
 from kvtide.transfer.alarm import Alarm
-from kvtide.transfer.buffers import address_of
+from kvtide.transfer.buffers import address_of, memory_at
 from kvtide.transfer.capability import CapabilityMint, derive_key
 from kvtide.transfer.cuda import (
     PREFIX as CUDA,
@@ -300,7 +299,7 @@ class Endpoint(TransferEndpoint):
             raise OutOfBounds(f"region {name!r} needs an address and a length")
         buffer: object = DeviceMemory(address, length)
         if not location.startswith(CUDA):
-            buffer = (ctypes.c_char * length).from_address(address)
+            buffer = memory_at(address, length)
         return self._registrar.register(buffer, name=name, location=location)
 
     def register_file(self, path: Path, *, name: str, writable: bool = False) -> Region:

@@ -4,12 +4,13 @@ import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from ctypes import addressof
-from operator import add, attrgetter, le
+from operator import attrgetter
 from types import TracebackType
 from typing import Self
 
 from xxhash import xxh3_64_intdigest
 
+from kvtide.transfer.buffers import are_apart
 from kvtide.transfer.lone import SMALL_BYTES
 from kvtide.transfer.shm import Attached
 
@@ -104,12 +105,7 @@ def _starts(
         starts = list(map(addressof, map(_char_at, targets)))
     except (TypeError, ValueError):
         return None
-    ends = list(map(add, starts, lengths))
-    # they often are in order
-    if all(map(le, ends, starts[1:])):
-        return starts
-    first, last = zip(*sorted(zip(starts, ends, strict=True)), strict=True)
-    return starts if all(map(le, last, first[1:])) else None
+    return starts if are_apart(starts, lengths) else None
 
 
 def _copy_short(
