@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 from urllib.parse import SplitResult, urlsplit
 
 import structlog
@@ -25,6 +26,7 @@ from kvtide.bus.delivery import Deliver, Delivery
 from kvtide.bus.errors import Disconnected
 from kvtide.bus.limits import BusLimits
 from kvtide.runtime import ConfigError
+from kvtide.runtime.settings import RoleSettings
 
 _NO_RESPONDERS = "503"
 _RETRY_S = 0.05
@@ -83,6 +85,11 @@ class NatsPass:
 
     key_file: Path | None = None
     ca_file: Path | None = None
+
+    @classmethod
+    def of(cls, settings: RoleSettings) -> Self:
+        """As the settings of a role name the files."""
+        return cls(settings.nats_key_file, settings.nats_ca_file)
 
     def check(self) -> None:
         """Refuse files that can't be read, before anybody waits for a server.

@@ -67,7 +67,7 @@ async def open_node(
             identity,
             cluster=settings.cluster,
             clock=clock,
-            entry=NatsPass(settings.nats_key_file, settings.nats_ca_file),
+            entry=NatsPass.of(settings),
             endpoint=endpoint,
             limits=limits,
             metrics=BusMetrics(registry),

@@ -63,7 +63,7 @@ async def open_bus(settings: RoleSettings) -> AsyncGenerator[NatsBus]:
                     identity,
                     cluster=settings.cluster,
                     clock=clock,
-                    entry=NatsPass(settings.nats_key_file, settings.nats_ca_file),
+                    entry=NatsPass.of(settings),
                     endpoint=endpoint,
                 )
         except TimeoutError:

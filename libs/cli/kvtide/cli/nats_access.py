@@ -28,6 +28,7 @@ from kvtide.runtime import ConfigError
 ANSWER_LIMIT = "5m"
 """So long after a question its reply is still let through."""
 
+_AUTHORITY = "kvtide authority"
 _DAYS = 3650
 _SEED_BYTES = 32
 
@@ -83,10 +84,9 @@ def make_certificates(keys: Keys, names: Sequence[str]) -> None:
         return
     authority_key = ec.generate_private_key(ec.SECP256R1())
     server_key = ec.generate_private_key(ec.SECP256R1())
-    authority = _certificate("kvtide authority", authority_key, ca=True)
-    authority = authority.issuer_name(_name("kvtide authority"))
+    authority = _certificate(_AUTHORITY, authority_key, ca=True)
     server = _certificate("kvtide nats", server_key, ca=False)
-    server = server.issuer_name(_name("kvtide authority")).add_extension(
+    server = server.add_extension(
         x509.SubjectAlternativeName([_alternative(name) for name in names]),
         critical=False,
     )
@@ -108,6 +108,7 @@ def _certificate(
     return (
         x509.CertificateBuilder()
         .subject_name(_name(name))
+        .issuer_name(_name(_AUTHORITY))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - dt.timedelta(days=1))

@@ -46,7 +46,7 @@ async def _tail(
             waiting.put_nowait(delivery)
 
     url = settings.nats.split(",")[0]
-    entry = NatsPass(settings.nats_key_file, settings.nats_ca_file)
+    entry = NatsPass.of(settings)
     connection = await NatsConnection.dial(url, "kvtide-tail", BusLimits(), entry)
     wanted = subject or Subjects(settings.cluster).everything()
     printed = 0

@@ -21,7 +21,7 @@ CHECK_TIMEOUT_S = 10.0
 
 def nats(settings: RoleSettings) -> list[Finding]:
     """Each server of the URL: whether it answers, and the largest message it takes."""
-    entry = NatsPass(settings.nats_key_file, settings.nats_ca_file)
+    entry = NatsPass.of(settings)
     urls = settings.nats.split(",")
     return [asyncio.run(_nats(url.strip(), entry)) for url in urls]
 
