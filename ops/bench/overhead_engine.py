@@ -10,12 +10,10 @@ load, as a real one does: it can take 1000 / ``first_ms`` requests a second.
 """
 
 import asyncio
-import heapq
-import itertools
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -72,34 +70,23 @@ class Going:
     """One request."""
 
     gateway: NodeRef
-    prompt: int
-    wanted: int
-    due_s: float
+    prompt: int = 0
+    wanted: int = 0
+    due_s: float = 0.0
     made: int = 0
     cancelled: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Alarms:
-    """Calls at set times; one task for all, late ones at once."""
+    """Calls at set times, late ones at once. A timer each: nothing polls."""
 
     clock: SystemClock
-    line: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
-    numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def at(self, due_s: float, call: Callable[[], None]) -> None:
-        """Call then."""
-        heapq.heappush(self.line, (due_s, next(self.numbers), call))
-
-    async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            now_s = self.clock.monotonic()
-            while self.line and self.line[0][0] <= now_s:
-                _, _, call = heapq.heappop(self.line)
-                call()
-            wait_s = self.line[0][0] - now_s if self.line else 0.001
-            await asyncio.sleep(min(0.001, max(0.0, wait_s)))
+        """Call then; in the loop."""
+        wait_s = due_s - self.clock.monotonic()
+        asyncio.get_running_loop().call_later(max(0.0, wait_s), call)
 
 
 class FakeWorker:
@@ -135,31 +122,34 @@ class FakeWorker:
         self._node.models(facts)
         self._report()
         self._node.tasks.spawn(self._outbox.run(), name="outbox")
-        self._node.tasks.spawn(self._alarms.run(), name="alarms")
         self._node.tasks.spawn(self._reports(), name="reports")
         self._node.set_state(NodeState.READY)
 
     async def _work(self, incoming: Incoming) -> Message:
         work = incoming.message
-        now_s = self._node.clock.monotonic()
-        ref = RequestRef(work.request, work.attempt)  # pyright: ignore[reportAttributeAccessIssue]
-        if isinstance(work, PrefillWork):
-            first_s = self._plan.first_ms / 1000
-            begin_s = max(now_s, self._free_s) if self._plan.serial else now_s
-            done_s = begin_s + first_s
-            self._free_s = done_s
-            going = Going(work.gateway, len(work.tokens), 0, done_s)
-            self._going[ref] = going
-            self._alarms.at(done_s, lambda: self._prefilled(ref, going))
-        elif isinstance(work, DecodeWork):
-            going = self._going.get(ref)
-            if going is None:  # decode's work came first
-                going = Going(work.gateway, len(work.tokens), 0, now_s)
-                self._going[ref] = going
-            going.wanted = work.max_new_tokens
-        else:
+        if not isinstance(work, PrefillWork | DecodeWork):
             return Failure(code="unexpected", reason=type(work).__name__)
+        ref = RequestRef(work.request, work.attempt)
+        going = self._one(ref, work.gateway)
+        if isinstance(work, PrefillWork):
+            self._prefill(ref, going, len(work.tokens))
+        else:
+            going.wanted = work.max_new_tokens
         return WorkAccepted(request=ref.request, attempt=ref.attempt, start_ms=0)
+
+    def _prefill(self, ref: RequestRef, going: Going, tokens: int) -> None:
+        now_s = self._node.clock.monotonic()
+        begin_s = max(now_s, self._free_s) if self._plan.serial else now_s
+        self._free_s = begin_s + self._plan.first_ms / 1000
+        going.prompt, going.due_s = tokens, self._free_s
+        self._alarms.at(going.due_s, lambda: self._prefilled(ref, going))
+
+    def _one(self, ref: RequestRef, gateway: NodeRef) -> Going:
+        """The two halves of a request's work come in any order."""
+        going = self._going.get(ref)
+        if going is None:
+            going = self._going[ref] = Going(gateway)
+        return going
 
     def _prefilled(self, ref: RequestRef, going: Going) -> None:
         done = PrefillDone(
@@ -242,6 +232,7 @@ class FakeWorker:
     async def _reports(self) -> None:
         while True:
             await self._node.clock.sleep(0.05)
+            self._node.count_step()  # with work and no steps it is taken for hung
             self._report()
 
     def _report(self) -> None:
@@ -318,8 +309,8 @@ async def openai(plan: Plan) -> None:
         await over.wait()
 
     server = await asyncio.start_server(serve, "127.0.0.1", plan.port, backlog=2048)
-    async with server, asyncio.TaskGroup() as tasks:
-        tasks.create_task(alarms.run())
+    async with server:
+        await asyncio.Event().wait()
 
 
 def _piece(text: str, finish: str | None) -> bytes:
