@@ -27,7 +27,7 @@ async def _serve(role: str, given: str) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    registry = new_registry(role=role, node=settings.node)
+    registry = new_registry(role=role, node=settings.node, loop=loop)
     await app.serve(settings, stop=stop, registry=registry, clock=SystemClock())
 
 

@@ -1,5 +1,6 @@
 """The health server answers, refuses garbage, stays bounded and frees its port."""
 
+import asyncio
 import http.client
 import json
 import socket
@@ -79,6 +80,19 @@ def test_liveness_is_its_own_answer(server: HealthServer, role: Role) -> None:
     role.alive = False
     assert get(server, "/livez")[0] == 503
     role.alive = True
+
+
+async def test_metrics_count_the_tasks_of_the_loop() -> None:
+    loop = asyncio.get_running_loop()
+    registry = new_registry(role="store", node="x", loop=loop)
+    before = registry.get_sample_value("kvtide_tasks")
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(asyncio.sleep(60)) for _ in range(3)]
+        scraped = await asyncio.to_thread(registry.get_sample_value, "kvtide_tasks")
+        for task in tasks:
+            task.cancel()
+    assert before is not None
+    assert scraped == before + 3
 
 
 def test_metrics_carry_the_build(server: HealthServer) -> None:

@@ -35,9 +35,9 @@ def run_process(role: str, settings: RoleSettings, serve: Serve) -> int:
     configure_logging(
         level=settings.log_level, log_format=settings.log_format, node=settings.node
     )
-    registry = new_registry(role=role, node=settings.node)
     log.info("starting", role=role, version=version())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        registry = new_registry(role=role, node=settings.node, loop=runner.get_loop())
         try:
             runner.run(_until_signal(serve, registry))
         except Interrupted:

@@ -1,6 +1,8 @@
 """Metrics of one process: a registry that is passed in, and how it is written out."""
 
+import asyncio
 import platform
+from collections.abc import Iterable
 from importlib import metadata
 
 from prometheus_client import (
@@ -10,6 +12,9 @@ from prometheus_client import (
     ProcessCollector,
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
 
 LATENCY_BUCKETS_S = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
@@ -26,11 +31,32 @@ def version() -> str:
         return "unknown"
 
 
-def new_registry(*, role: str, node: str) -> CollectorRegistry:
-    """A registry with the process's own figures and ``kvtide_build_info``."""
+class TaskCollector(Collector):
+    """``kvtide_tasks``: coroutines of an event loop; scraped from any thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        tasks = len(asyncio.all_tasks(self._loop))
+        yield GaugeMetricFamily(
+            "kvtide_tasks", "coroutines that run or wait", value=tasks
+        )
+
+
+def new_registry(
+    *, role: str, node: str, loop: asyncio.AbstractEventLoop | None = None
+) -> CollectorRegistry:
+    """A registry with the process's own figures and ``kvtide_build_info``.
+
+    With a loop, its tasks are counted too.
+    """
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
+    if loop is not None:
+        registry.register(TaskCollector(loop))
     build = Gauge(
         "kvtide_build_info",
         "Always 1; the labels say what runs here.",
