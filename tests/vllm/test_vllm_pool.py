@@ -6,7 +6,6 @@ with the engines and the pool that the one before it left.
 
 import json
 import os
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,7 @@ from tests.vllm.vllm_engine import (
     options,
     vllm_engine,
 )
-
-from kvtide.engine.demo import default_cache_dir, ensure_demo_model
+from tests.vllm.vllm_prompts import FAULTS, LATER, SHARED
 
 pytestmark = [
     pytest.mark.full,
@@ -29,22 +27,6 @@ pytestmark = [
 
 RESULT = os.environ.get("KVTIDE_TEST_VLLM_RESULT", "")  # noqa: TID251 - a test's own
 BLOCK_TOKENS = 128
-STORE = {"store": {"dram_bytes": 1 << 30, "slab_bytes": 64 << 20}}
-
-
-def prompt(number: int, items: int = 150) -> str:
-    """Some 14 tokens an item, that no other number's prompt begins with."""
-    facts = " ".join(
-        f"Item {i} of list {number} costs {(i * 7 + number) % 97} coins."
-        for i in range(items)
-    )
-    return f"List {number}. {facts} In short, the most important thing is that"
-
-
-SHARED = [prompt(1), prompt(2, 30)]
-LATER = [prompt(3, 30), prompt(4, 30)]
-FAULTS = [prompt(number, 20) for number in range(10, 14)]
-EVERY = [*SHARED, *LATER, *FAULTS]
 
 
 def full_tokens(prompt_tokens: int) -> int:
@@ -55,32 +37,6 @@ def full_tokens(prompt_tokens: int) -> int:
 def blocks(answers: Generated) -> int:
     """How many blocks the prompts fill."""
     return sum(tokens // BLOCK_TOKENS for tokens in answers.prompt_tokens)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("vllm")
-
-
-@pytest.fixture(scope="module")
-def model() -> Path:
-    return ensure_demo_model(default_cache_dir())
-
-
-@pytest.fixture(scope="module")
-def plain(folder: Path, model: Path) -> dict[str, list[int]]:
-    """What vLLM without a connector answers, by prompt."""
-    with vllm_engine(options(model, None), folder / "plain.log") as engine:
-        found = {text: engine.generate([text]).tokens[0] for text in EVERY}
-    assert len({tuple(tokens) for tokens in found.values()}) > 1
-    return found
-
-
-@pytest.fixture(scope="module")
-def cluster(folder: Path) -> Generator[Cluster]:
-    with Cluster(folder / "pool", prefill=0, decode=0, settings=STORE) as made:
-        made.wait_ready()
-        yield made
 
 
 def test_engines_share_a_pool_and_survive_its_faults(

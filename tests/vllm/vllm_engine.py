@@ -29,6 +29,18 @@ class Generated:
     prompt_tokens: list[int]
     reasons: list[str]
     seconds: float
+    params: list[dict[str, Any] | None]
+
+
+@dataclass(frozen=True)
+class Aborted:
+    """How a request stood when it was aborted, and what was held afterwards."""
+
+    answered: int
+    state: list[str]
+    requests: int
+    used_blocks: int
+    followed: int
 
 
 class VllmEngine:
@@ -49,10 +61,19 @@ class VllmEngine:
         self._hear(START_LIMIT_S)
 
     def generate(
-        self, prompts: Sequence[str], max_tokens: int = 16, salt: str = ""
+        self,
+        prompts: Sequence[str],
+        max_tokens: int = 16,
+        salt: str = "",
+        params: Mapping[str, object] | None = None,
     ) -> Generated:
         asked = {"prompts": list(prompts), "max_tokens": max_tokens, "salt": salt}
-        return Generated(**self._ask({"op": "generate", **asked}))
+        return Generated(**self._ask({"op": "generate", **asked, "params": params}))
+
+    def abort(self, prompt: str, params: Mapping[str, object], steps: int) -> Aborted:
+        """Begin a request, and abort it after so many steps."""
+        asked = {"prompts": [prompt], "max_tokens": 16, "steps": steps}
+        return Aborted(**self._ask({"op": "abort", **asked, "params": params}))
 
     def reset(self) -> None:
         """Forget the engine's own prefix cache."""
@@ -109,7 +130,9 @@ class VllmEngine:
         return self.log.read_text(errors="replace")[-6000:]
 
 
-def options(model: Path, cluster: Cluster | None, **extra: object) -> dict[str, object]:
+def options(
+    model: Path, cluster: Cluster | None, role: str = "kv_both", **extra: object
+) -> dict[str, object]:
     """What vLLM is started with; ``cluster`` None is plain vLLM."""
     made: dict[str, object] = {
         "model": str(model),
@@ -123,7 +146,7 @@ def options(model: Path, cluster: Cluster | None, **extra: object) -> dict[str, 
         made["kv_transfer_config"] = {
             "kv_connector": "KvtideConnector",
             "kv_connector_module_path": "kvtide.connect.vllm",
-            "kv_role": "kv_both",
+            "kv_role": role,
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {
                 "nats": cluster.nats.url,

@@ -28,11 +28,16 @@ def answer(llm: Any, asked: dict[str, Any]) -> dict[str, Any]:
         return {
             metric.name: metric.value
             for metric in llm.get_metrics()
-            if hasattr(metric, "value") and "kvtide" in metric.name
+            if hasattr(metric, "value")
+            and ("kvtide" in metric.name or "external" in metric.name)
         }
     sampling = vllm.SamplingParams(
         temperature=0.0, max_tokens=asked["max_tokens"], ignore_eos=True
     )
+    if asked.get("params"):
+        sampling.extra_args = {"kv_transfer_params": asked["params"]}
+    if asked["op"] == "abort":
+        return aborted(llm.llm_engine, asked, sampling)
     prompts: list[dict[str, Any]] = [{"prompt": text} for text in asked["prompts"]]
     for prompt in prompts:
         if asked.get("salt"):
@@ -46,6 +51,31 @@ def answer(llm: Any, asked: dict[str, Any]) -> dict[str, Any]:
         "prompt_tokens": [len(each.prompt_token_ids) for each in outputs],
         "cached": [each.num_cached_tokens for each in outputs],
         "reasons": [each.outputs[0].finish_reason for each in outputs],
+        "params": [each.kv_transfer_params for each in outputs],
+    }
+
+
+def aborted(engine: Any, asked: dict[str, Any], sampling: Any) -> dict[str, Any]:
+    """Abort a request after some steps; what the engine holds when all is over."""
+    prompt: dict[str, Any] = {"prompt": asked["prompts"][0]}
+    name = engine.add_request("aborted", prompt, sampling)
+    answered = 0
+    for _ in range(asked["steps"]):
+        answered += len(engine.step())
+    scheduler = engine.engine_core.engine_core.scheduler
+    state = [request.status.name for request in scheduler.requests.values()]
+    engine.abort_request([name])
+    deadline_s = time.monotonic() + 60  # noqa: TID251 - a real engine
+    while scheduler.requests and time.monotonic() < deadline_s:  # noqa: TID251
+        engine.step()
+    pool = scheduler.kv_cache_manager.block_pool
+    ours = scheduler.connector._scheduling
+    return {
+        "answered": answered,
+        "state": state,
+        "requests": len(scheduler.requests),
+        "used_blocks": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),
+        "followed": len(ours._plan) + len(ours._waits) + len(ours._asked),
     }
 
 

@@ -37,6 +37,9 @@ log = structlog.get_logger("kvtide.connect")
 _SLOW = (MissReason.UNREACHABLE, MissReason.TIMED_OUT)
 """Misses that took their time; the next one would too."""
 
+KEEP_LOOK_S = 0.02
+"""How often it is looked whether what is to be kept has been saved."""
+
 ANSWER_GRACE_S = 0.1
 """What the loop may take to say that its own limit is over."""
 
@@ -342,6 +345,24 @@ class EngineClient:
         except Away as away:
             self._counter.add(ClientCounts(away=1, timeouts=int(away.timed_out)))
             return 0
+
+    def keep(self, keys: Sequence[BlockKey]) -> None:
+        """Begin a lease: have the stores keep these for ``lease_s``. Waits for nothing.
+
+        Those that are still being saved are waited for in the background. The lease ends
+        by itself; nobody has to give it back.
+        """
+        settings = self._settings
+
+        async def keep(session: Session) -> None:
+            end_s = self._clock.monotonic() + settings.commit_timeout_s
+            while not all(map(self._index.has, keys)):
+                if self._clock.monotonic() > end_s:
+                    break
+                await self._clock.sleep(KEEP_LOOK_S)
+            await session.pin(keys, settings.lease_s)
+
+        self._in_background(keep)
 
     # ---- inside
 

@@ -106,25 +106,29 @@ class PageMover:
 
     def save(self, tasks: Sequence[Task]) -> None:
         """Hand these blocks to the pool; nothing of them is read any more after it."""
-        together: dict[tuple[int, Claim], dict[bytes, int]] = {}
+        together: dict[tuple[int, Claim, bool], dict[bytes, int]] = {}
         for task in tasks:
             for move in task.moves:
-                wanted = together.setdefault((move.group, task.claim), {})
+                sort = (move.group, task.claim, task.kept)
+                wanted = together.setdefault(sort, {})
                 wanted.update(zip(move.names, move.blocks, strict=True))
-        for (group, claim), wanted in together.items():
+        for (group, claim, kept), wanted in together.items():
             try:
-                self._save(group, claim, wanted)
+                self._save(group, claim, wanted, kept=kept)
             except Exception:
                 # a block that is not pooled is computed again some day
                 log.exception("save_failed", blocks=len(wanted))
 
-    def _save(self, group: int, claim: Claim, wanted: dict[bytes, int]) -> None:
+    def _save(
+        self, group: int, claim: Claim, wanted: dict[bytes, int], *, kept: bool
+    ) -> None:
         with self._lock:
             space = self._book.space(group, claim)
         blocks, pages = tuple(wanted.values()), self._pages[group]
-        self._client.save(
-            space, space.keys(tuple(wanted)), lambda i: pages.pieces(blocks[i])
-        )
+        keys = space.keys(tuple(wanted))
+        self._client.save(space, keys, lambda i: pages.pieces(blocks[i]))
+        if kept:
+            self._client.keep(keys)
 
 
 def _blocks(moves: Sequence[Move]) -> set[int]:

@@ -76,6 +76,32 @@ class Geometry:
             end -= unit
         return max(0, end - computed)
 
+    def prompt_tokens(
+        self, hashes: Sequence[bytes], prompt: "Prompt", computed: int, hits: Hits
+    ) -> int:
+        """How many tokens after ``computed`` can be loaded if all of a prompt is there.
+
+        Its last page counts, though it is not full. 0: something is missing.
+        """
+        for number, group in enumerate(self.groups):
+            first = max(
+                computed // group.block_tokens, group.needed_from(prompt.tokens)
+            )
+            names = self.prompt_names(number, first, hashes, prompt)
+            if not names or hits(number, names) < len(names):
+                return 0
+        return max(0, prompt.tokens - computed)
+
+    def prompt_names(
+        self, group: int, first: int, hashes: Sequence[bytes], prompt: "Prompt"
+    ) -> list[bytes]:
+        """The names of a prompt's pages from ``first`` on; none: one has no name."""
+        full, rest = divmod(prompt.tokens, self.groups[group].block_tokens)
+        names = self.names(group, first, full, hashes)
+        if len(names) < full - first:
+            return []
+        return [*names, prompt.tail] if rest and first <= full else names
+
     def _windows_whole(
         self, hashes: Sequence[bytes], start: int, end: int, hits: Hits
     ) -> bool:
@@ -101,25 +127,40 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Whose blocks a request's are: a tenant ("" the settings' own) and an adapter."""
+    """Whose blocks a request's are: a tenant ("" the settings' own) and an adapter.
+
+    ``salt`` narrows what the tenant shares.
+    """
 
     tenant: str = ""
     adapter: str = ""
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as a whole, and the name of its last page, which is not full."""
+
+    tokens: int
+    tail: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one request moves in one step."""
+    """What one request moves in one step. ``kept``: the stores are to keep it a while."""
 
     request: str
     claim: Claim
     moves: tuple[Move, ...]
+    kept: bool = False
 
 
 @dataclass(slots=True)
 class _Known:
     claim: Claim
     hashes: Sequence[bytes]
+    handover: Prompt | None = None
+    handed: bool = False
     tables: list[list[int]] = field(default_factory=list[list[int]])
     saved: list[int] = field(default_factory=list[int])
 
@@ -149,18 +190,26 @@ class PrefixPlan:
         hashes: Sequence[bytes],
         tables: Sequence[Sequence[int]],
         span: tuple[int, int],
+        loaded: Prompt | None = None,
+        handover: Prompt | None = None,
     ) -> None:
-        """The engine gave blocks to a request; tokens ``span`` of it are to be loaded."""
-        self._requests[request] = _Known(claim, hashes)
+        """The engine gave blocks to a request; tokens ``span`` of it are to be loaded.
+
+        ``loaded`` is the prompt if ``span`` ends with all of it; ``handover`` if all of
+        it is to be saved once it is computed, for another instance.
+        """
+        self._requests[request] = _Known(claim, hashes, handover)
         start, end = span
         if end <= start:
             return
         moves: list[Move] = []
         for number, group in enumerate(self.geometry.groups):
             first = max(start // group.block_tokens, group.needed_from(end))
-            names = self.geometry.names(
-                number, first, end // group.block_tokens, hashes
-            )
+            if loaded is not None:
+                names = self.geometry.prompt_names(number, first, hashes, loaded)
+            else:
+                last = end // group.block_tokens
+                names = self.geometry.names(number, first, last, hashes)
             pairs = [
                 (block, name)
                 for block, name in zip(tables[number][first:], names, strict=False)
@@ -201,6 +250,10 @@ class PrefixPlan:
         known = self._requests.get(request)
         if not self._saves or known is None or not known.tables:
             return None
+        handover = known.handover
+        if handover is not None and not known.handed and end >= handover.tokens:
+            known.handed = True
+            return self._hand_over(request, known, handover)
         moves: list[Move] = []
         for number, group in enumerate(self.geometry.groups):
             size = group.block_tokens
@@ -215,6 +268,34 @@ class PrefixPlan:
             ]
             moves += _move(number, pairs)
         return Task(request, known.claim, tuple(moves)) if moves else None
+
+    def handed_over(self, request: str) -> Prompt | None:
+        """The prompt that was given out to be saved as a whole; None: it was not."""
+        known = self._requests.get(request)
+        return None if known is None or not known.handed else known.handover
+
+    def certain(self, request: str, end: int) -> int:
+        """How much of what is computed up to ``end`` is prompt, which no draft is."""
+        known = self._requests.get(request)
+        prompt = None if known is None else known.handover
+        return 0 if prompt is None else min(end, prompt.tokens)
+
+    def _hand_over(self, request: str, known: _Known, prompt: Prompt) -> Task | None:
+        """All of a prompt: what of it is in the pool already is only to be kept."""
+        moves: list[Move] = []
+        for number, group in enumerate(self.geometry.groups):
+            first = group.needed_from(prompt.tokens)
+            names = self.geometry.prompt_names(number, first, known.hashes, prompt)
+            known.saved[number] = prompt.tokens // group.block_tokens
+            pairs = [
+                (block, name)
+                for block, name in zip(
+                    known.tables[number][first:], names, strict=False
+                )
+                if block != NULL_BLOCK
+            ]
+            moves += _move(number, pairs)
+        return Task(request, known.claim, tuple(moves), kept=True) if moves else None
 
     def finished(self, request: str) -> None:
         """The request is over, or its blocks are taken from it."""

@@ -48,6 +48,18 @@ class ConnectSettings(RoleSettings):
     pin_timeout_s: float = Field(
         default=1.0, gt=0, description="longest time that a pin is waited for"
     )
+    handover_wait_s: float = Field(
+        default=1.0,
+        ge=0,
+        description="longest time that a decode waits for the prompt that a prefill "
+        "instance has announced to show up in the pool",
+    )
+    lease_s: float = Field(
+        default=30.0,
+        gt=0,
+        le=3600,
+        description="how long the stores keep a prompt for the decode that it is for",
+    )
     rest_s: float = Field(
         default=1.0,
         gt=0,

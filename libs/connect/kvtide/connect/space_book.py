@@ -34,6 +34,7 @@ class SpaceBook:
                 self._engines[group],
                 self._shapes[group],
                 tenant=claim.tenant,
+                salt=claim.salt,
                 adapter=claim.adapter,
             )
         self._spaces[group, claim] = found

@@ -10,7 +10,7 @@
 
 Written against vLLM 0.32's ``KVConnectorBase_V1``. Loads are asynchronous: vLLM parks a
 request until its blocks are there, so no token is computed from a block that was not
-verified. This module alone imports vLLM.
+verified. Only modules named ``vllm…`` import vLLM, and not all of them.
 """
 
 from dataclasses import asdict, dataclass
@@ -25,19 +25,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     SupportsHMA,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
-    KVConnectorPromMetrics,
-    KVConnectorStats,
-)
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.version import __version__ as vllm_version
 
 from kvtide.connect.client import EngineClient
-from kvtide.connect.counts import FIELDS, ClientCounts
+from kvtide.connect.counts import ClientCounts
 from kvtide.connect.logs import log_beside_the_engine
 from kvtide.connect.page_mover import Finished, PageMover
 from kvtide.connect.pages import Pages
-from kvtide.connect.prefix_plan import Claim, PrefixPlan, Task
+from kvtide.connect.prefix_plan import Claim, PrefixPlan, Prompt, Task
 from kvtide.connect.settings import connect_settings
 from kvtide.connect.space_book import SpaceBook
 from kvtide.connect.vllm_facts import (
@@ -47,7 +43,16 @@ from kvtide.connect.vllm_facts import (
     geometry,
     shapes,
 )
-from kvtide.runtime import ConfigError
+from kvtide.connect.vllm_handover import (
+    ENDED_WELL,
+    Waits,
+    answer_params,
+    is_for_handover,
+    offer_of,
+    prompt_of,
+)
+from kvtide.connect.vllm_metrics import KvtidePromMetrics, KvtideStats
+from kvtide.runtime import ConfigError, SystemClock
 
 log = structlog.get_logger("kvtide.connect")
 
@@ -58,57 +63,6 @@ class KvtideMetadata(KVConnectorMetadata):
 
     loads: tuple[Task, ...] = ()
     saves: tuple[Task, ...] = ()
-
-
-class KvtideStats(KVConnectorStats):
-    """Differences of ``ClientCounts``, summed over ranks and steps."""
-
-    def reset(self) -> None:
-        """Nothing was done."""
-        self.data = {}
-
-    def is_empty(self) -> bool:
-        """Whether nothing was done."""
-        return not any(self.data.values())
-
-    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        """Both together, in this one."""
-        for name, value in other.data.items():
-            self.data[name] = self.data.get(name, 0) + value
-        return self
-
-    def reduce(self) -> dict[str, int | float]:
-        """For vLLM's log line."""
-        return {name: round(value, 6) for name, value in self.data.items() if value}
-
-
-class KvtidePromMetrics(KVConnectorPromMetrics):
-    """``vllm:kvtide_…_total`` for each of ``ClientCounts``."""
-
-    def __init__(
-        self,
-        vllm_config: Any,
-        metric_types: Any,
-        labelnames: list[str],
-        per_engine_labelvalues: dict[int, list[object]],
-    ) -> None:
-        """Make the counters."""
-        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        self._counters = {
-            each.name: self._counter_cls(
-                name=f"vllm:kvtide_{each.name}",
-                documentation=f"kvtide connector: {each.name.replace('_', ' ')}",
-                labelnames=labelnames,
-            )
-            for each in FIELDS
-        }
-
-    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Add an interval's."""
-        labels = self.per_engine_labelvalues[engine_idx]
-        for name, value in transfer_stats_data.items():
-            if name in self._counters and value > 0:
-                self._counters[name].labels(*labels).inc(value)
 
 
 class _Shared:
@@ -141,23 +95,38 @@ class _Shared:
         return None if stats.is_empty() else stats
 
 
+@dataclass(slots=True)
+class _Asked:
+    """What was answered for a request: its tokens before, and the prompt if all of it."""
+
+    computed: int
+    prompt: Prompt | None = None
+
+
 class _Scheduling:
     """The scheduler's half."""
 
     def __init__(self, config: Any, cache_config: Any) -> None:
         ranks = range(config.parallel_config.tensor_parallel_size)
         self.shared = _Shared(config, cache_config, ranks)
+        self._engine = str(config.kv_transfer_config.engine_id)
+        self._clock = SystemClock()
         self._plan = PrefixPlan(self.shared.geometry, saves=self.shared.saves)
-        self._asked: dict[str, int] = {}
+        self._asked: dict[str, _Asked] = {}
+        self._waits = Waits(self.shared.settings.handover_wait_s)
         self._claims = Claims()
         # a draft's tokens may be taken back: save what the next step confirms
         self._drafts = config.speculative_config is not None
 
-    def matched(self, request: Any, computed: int) -> int:
-        """Tokens that every rank can load after ``computed``; never the last one."""
+    def matched(self, request: Any, computed: int) -> int | None:
+        """Tokens that every rank can load after ``computed``; None: ask again.
+
+        Never the last token, unless a prefill instance has left the whole prompt.
+        """
         claim = self._claims.of(request) if self.shared.loads else None
         if claim is None:
             return 0
+        geometry, name = self.shared.geometry, request.request_id
 
         def hits(group: int, names: Any) -> int:
             count = len(names)
@@ -167,29 +136,55 @@ class _Scheduling:
                     count = self.shared.client.exists(keys)
             return count
 
-        self._asked[request.request_id] = computed
-        return self.shared.geometry.hit_tokens(
-            request.block_hashes, computed, request.num_tokens - 1, hits
-        )
+        self._asked[name] = _Asked(computed)
+        prompt = self._offered(request)
+        if prompt is not None and computed < prompt.tokens:
+            hashes = request.block_hashes
+            found = geometry.prompt_tokens(hashes, prompt, computed, hits)
+            if found:
+                self._asked[name].prompt = prompt
+                return found
+            joined = self.shared.client.joined
+            if joined and self._waits.may_wait(name, self._clock.monotonic()):
+                return None
+        limit = request.num_tokens - 1
+        return geometry.hit_tokens(request.block_hashes, computed, limit, hits)
+
+    def _offered(self, request: Any) -> Prompt | None:
+        """The prompt that a prefill instance has left, if it is this one."""
+        offer = offer_of(request.kv_transfer_params)
+        if offer is None:
+            return None
+        prompt = prompt_of(request, self.shared.geometry.hash_tokens)
+        return prompt if prompt is not None and offer.is_of(prompt) else None
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
         """The engine gave it blocks, of which some are to be loaded."""
+        self._waits.ended(request.request_id)
         claim = self._claims.of(request)
-        start = self._asked.pop(request.request_id, 0)
+        asked = self._asked.pop(request.request_id, _Asked(0))
+        params, handover = request.kv_transfer_params, None
+        if is_for_handover(params):
+            handover = prompt_of(request, self.shared.geometry.hash_tokens)
+        elif offer_of(params) is not None:
+            # it is taken once: what fails then is computed
+            request.kv_transfer_params = {**params, "do_remote_prefill": False}
         if claim is not None:
+            start = asked.computed
             self._plan.allocated(
                 request.request_id,
                 claim,
                 request.block_hashes,
                 blocks.get_block_ids(),
                 (start, start + external),
+                loaded=asked.prompt if external else None,
+                handover=handover,
             )
 
     def step(self, output: Any) -> KvtideMetadata:
         """What moves in this step."""
         for request in (*output.finished_req_ids, *(output.preempted_req_ids or ())):
-            self._plan.finished(request)
-            self._asked.pop(request, None)
+            self._forget(request)
         computed: dict[str, int] = {}
         for new in output.scheduled_new_reqs:
             self._plan.begins(new.req_id, new.block_ids, new.num_computed_tokens)
@@ -204,15 +199,31 @@ class _Scheduling:
             computed[request] = start
         saves: list[Task] = []
         for request, start in computed.items():
-            new = 0 if self._drafts else output.num_scheduled_tokens[request]
-            task = self._plan.computes(request, start, start + new)
+            end = start + output.num_scheduled_tokens[request]
+            if self._drafts:
+                end = max(start, self._plan.certain(request, end))
+            task = self._plan.computes(request, start, end)
             if task is not None:
                 saves.append(task)
         return KvtideMetadata(self._plan.take_loads(), tuple(saves))
 
-    def finished(self, request: str) -> None:
-        """It ends; what is under way for it is vLLM's to wait for."""
+    def finished(self, request: Any) -> dict[str, Any] | None:
+        """It ends; what is under way for it is vLLM's to wait for.
+
+        The answer's ``kv_transfer_params`` where another instance is to go on.
+        """
+        name = request.request_id
+        prompt = self._plan.handed_over(name)
+        self._forget(name)
+        if prompt is None or request.status.name not in ENDED_WELL:
+            return None
+        lease_s = self.shared.settings.lease_s
+        return answer_params(self._engine, name, prompt, lease_s)
+
+    def _forget(self, request: str) -> None:
         self._plan.finished(request)
+        self._waits.ended(request)
+        self._asked.pop(request, None)
 
 
 class _Working:
@@ -337,7 +348,7 @@ class KvtideConnector(KVConnectorBase_V1, SupportsHMA):
         """Asks nobody: the index answers at once."""
         assert self._scheduling is not None  # noqa: S101 - vLLM's contract
         count = self._scheduling.matched(request, num_computed_tokens)
-        return count, count > 0
+        return count, bool(count)
 
     def update_state_after_alloc(
         self, request: Any, blocks: Any, num_external_tokens: int
@@ -363,8 +374,7 @@ class KvtideConnector(KVConnectorBase_V1, SupportsHMA):
         """As ``request_finished``."""
         del block_ids
         assert self._scheduling is not None  # noqa: S101 - vLLM's contract
-        self._scheduling.finished(request.request_id)
-        return False, None
+        return False, self._scheduling.finished(request)
 
     # ---- worker
 

@@ -20,6 +20,9 @@ from kvtide.connect.space import EngineSpace
 from kvtide.runtime import ConfigError
 
 MAX_ADAPTERS = 1024
+SALTED = "\x1f"
+"""In a ``cache_salt``: between a tenant and a salt that narrows, if there is one."""
+
 SAFE_HASHES = ("sha256", "sha256_cbor")
 WHOLE = ("FullAttentionSpec", "MLAAttentionSpec")
 WINDOWED = ("SlidingWindowSpec", "SlidingWindowMLASpec")
@@ -121,7 +124,8 @@ class Claims:
         adapter = "" if lora is None else self._digest(lora)
         if lora is not None and not adapter:
             return None
-        return Claim(getattr(request, "cache_salt", None) or "", adapter)
+        tenant, _, salt = (getattr(request, "cache_salt", None) or "").partition(SALTED)
+        return Claim(tenant, adapter, salt)
 
     def _digest(self, lora: Any) -> str:
         """The adapter's digest, "" if its files can't be read here."""
