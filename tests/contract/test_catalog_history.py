@@ -386,7 +386,7 @@ async def test_what_is_done_to_tenants_and_keys_is_in_the_audit_log(
     await clock.advance(1.0)
     await tenancy.set_tenant("acme", share=None, limits=Limits())
     await clock.advance(1.0)
-    assert await tenancy.delete_tenant("acme") == 1
+    assert await tenancy.delete_tenant("acme", b"t" * 16) == 1
     access = await catalog.access()
     assert access.keys == (replace(row, revoked_at_s=clock.wall()),)
     assert access.quotas == (QuotaRow(TenantId("acme")),)

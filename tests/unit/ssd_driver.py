@@ -122,9 +122,7 @@ class SsdDriver:
         self.epoch += 1
         self.store = NodeRef(NODE, self.epoch)
         self.machine = StoreMachine(self.store, self.rules)
-        self.files = TierFiles(
-            FilesSpec(self.path, NODE, key_id=7), self.arena, SystemClock()
-        )
+        self.files = self.make_files()
         self.pending: list[FileCommand] = []
         self.verifies: list[Verify] = []
         self.answers: dict[int, StoreAnswer] = {}
@@ -133,6 +131,11 @@ class SsdDriver:
         self.gossip_seq = 0
         self.handle(Tick())
         self.wait(0.05)
+
+    def make_files(self) -> TierFiles:
+        """What the life's commands are done by."""
+        spec = FilesSpec(self.path, NODE, key_id=7)
+        return TierFiles(spec, self.arena, SystemClock())
 
     def stop(self) -> None:
         """The life ends; what waits for the device is lost. Memory with it."""

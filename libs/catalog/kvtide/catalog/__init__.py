@@ -54,6 +54,7 @@ from kvtide.catalog.records import (
     RemovalRow,
     RemovedBlockRow,
     RequestRow,
+    TenantKeyRow,
     TenantRow,
     Verdict,
 )
@@ -110,6 +111,7 @@ __all__ = [
     "Tenancy",
     "TenancyError",
     "TenantHits",
+    "TenantKeyRow",
     "TenantRow",
     "Verdict",
     "Writer",

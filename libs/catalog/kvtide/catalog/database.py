@@ -192,11 +192,20 @@ async def journal_mode(engine: AsyncEngine, mode: str) -> str:
     Raises:
         CatalogUnavailableError: another connection is in the way.
     """
+    return await pragma(engine, f"journal_mode = {mode}")
+
+
+async def pragma(engine: AsyncEngine, text: str) -> str:
+    """Have SQLite do this, outside any transaction; the first value that it answers.
+
+    Raises:
+        CatalogUnavailableError: another connection is in the way.
+    """
     try:
         async with engine.connect() as connection:
             await connection.execution_options(**{_BEGIN: ""})
-            result = await connection.exec_driver_sql(f"PRAGMA journal_mode = {mode}")
-            return str(result.scalar_one())
+            result = await connection.exec_driver_sql(f"PRAGMA {text}")
+            return str(result.scalars().one())
     except (SQLAlchemyError, OSError) as error:
         raise _translated(error) from error
 

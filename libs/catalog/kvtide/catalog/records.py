@@ -226,6 +226,22 @@ class RemovedBlockRow:
     until_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class TenantKeyRow:
+    """What a tenant's blocks are encrypted with on SSDs, itself encrypted.
+
+    ``wrapped`` is empty once it is destroyed; the row stays, so that none is made anew.
+    ``kek_id`` names the key that it is wrapped with, which is never here.
+    """
+
+    tenant_tag: bytes
+    key_id: bytes
+    kek_id: str
+    wrapped: bytes
+    made_at_s: float
+    destroyed_at_s: float | None = None
+
+
 class KeyScope(StrEnum):
     """What a key opens: a tenant's own requests, or administration and nothing else."""
 
@@ -300,6 +316,7 @@ Change = (
     | TenantRow
     | DeletionRow
     | RemovedBlockRow
+    | TenantKeyRow
     | ApiKeyRow
     | QuotaRow
     | AuditRow

@@ -47,6 +47,7 @@ from kvtide.catalog.records import (
     RemovalRow,
     RemovedBlockRow,
     RequestRow,
+    TenantKeyRow,
     TenantRow,
 )
 from kvtide.catalog.rows import (
@@ -67,8 +68,10 @@ from kvtide.catalog.tables import (
     quotas,
     removed_blocks,
     requests,
+    tenant_keys,
     tenants,
 )
+from kvtide.catalog.tenant_keys import add_tenant_key, scrub, scrubbing
 from kvtide.catalog.writing import in_groups, write_group
 from kvtide.kv import (
     BlockKey,
@@ -132,9 +135,14 @@ class Catalog:
 
     async def write(self, changes: Sequence[Change]) -> None:
         """Write all of them in order, in one transaction, or none."""
+        destroys = any(isinstance(change, TenantKeyRow) for change in changes)
         async with transaction(self._engine, writes=True) as connection:
+            if destroys:
+                await scrubbing(connection)
             for kind, group in groupby(in_groups(changes), key=type):
                 await write_group(connection, kind, tuple(group))
+        if destroys:
+            await scrub(self._engine)
 
     async def nodes(self) -> tuple[NodeRow, ...]:
         """All nodes that were ever seen, by name."""
@@ -293,6 +301,17 @@ class Catalog:
             RemovedBlockRow(BlockKey(row["key"]), row["until_s"])
             for row in reversed(rows)
         )
+
+    async def tenant_keys(self) -> tuple[TenantKeyRow, ...]:
+        """What tenants' blocks are encrypted with on SSDs, wrapped; destroyed ones too."""
+        order = (tenant_keys.c.made_at_s, tenant_keys.c.tenant_tag)
+        rows = await self._rows(select(tenant_keys).order_by(*order))
+        return tuple(TenantKeyRow(**row) for row in rows)
+
+    async def add_tenant_key(self, row: TenantKeyRow) -> TenantKeyRow:
+        """Add it unless the tenant has one, or had: the one that is there now."""
+        async with transaction(self._engine, writes=True) as connection:
+            return await add_tenant_key(connection, row)
 
     async def _rows(self, statement: Executable) -> list[Values]:
         async with transaction(self._engine, writes=False) as connection:

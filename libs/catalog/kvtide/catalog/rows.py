@@ -24,6 +24,7 @@ from kvtide.catalog.records import (
     QuotaRow,
     RemovedBlockRow,
     RequestRow,
+    TenantKeyRow,
     TenantRow,
     Verdict,
 )
@@ -37,6 +38,7 @@ from kvtide.catalog.tables import (
     quotas,
     removed_blocks,
     requests,
+    tenant_keys,
     tenants,
 )
 from kvtide.kv import Tier
@@ -49,6 +51,7 @@ Row = (
     | TenantRow
     | DeletionRow
     | RemovedBlockRow
+    | TenantKeyRow
     | ApiKeyRow
     | QuotaRow
     | AuditRow
@@ -77,6 +80,7 @@ TARGETS: Mapping[type, Target] = {
     TenantRow: Target(tenants, kept=("created_at_s",)),
     DeletionRow: Target(deletions),
     RemovedBlockRow: Target(removed_blocks),
+    TenantKeyRow: Target(tenant_keys),
     ApiKeyRow: Target(api_keys, kept=("created_at_s",)),
     QuotaRow: Target(quotas),
     AuditRow: Target(audit),

@@ -157,6 +157,18 @@ removed_blocks = Table(
     Index("ix_removed_blocks_until_s", "until_s"),
 )
 
+tenant_keys = Table(
+    "tenant_keys",
+    metadata,
+    Column("tenant_tag", LargeBinary(16), primary_key=True),
+    Column("key_id", LargeBinary(16), nullable=False),
+    Column("kek_id", NAME, nullable=False),
+    # nothing once it is destroyed
+    Column("wrapped", LargeBinary, nullable=False),
+    Column("made_at_s", Double, nullable=False),
+    Column("destroyed_at_s", Double),
+)
+
 api_keys = Table(
     "api_keys",
     metadata,

@@ -16,6 +16,7 @@ from kvtide.catalog.records import (
     Change,
     KeyScope,
     QuotaRow,
+    TenantKeyRow,
     TenantRow,
 )
 from kvtide.catalog.repository import Catalog
@@ -109,10 +110,11 @@ class Tenancy:
         await self._write("tenant.set", row.tenant, (*changes, quota), detail=detail)
         return quota
 
-    async def delete_tenant(self, name: str) -> int:
+    async def delete_tenant(self, name: str, tag: bytes) -> int:
         """End a tenant: its keys open nothing, its blocks go; how many keys it had.
 
         Stores forget its blocks when they start; who calls tells those that run.
+        What its blocks are encrypted with on SSDs, under its ``tag``, is destroyed.
         """
         access = await self.catalog.access()
         row = live_tenant(access, name)
@@ -125,7 +127,11 @@ class Tenancy:
         await self._write(
             "tenant.delete",
             row.tenant,
-            (replace(row, deleted_at_s=now_s), *keys),
+            (
+                replace(row, deleted_at_s=now_s),
+                TenantKeyRow(tag, b"", "", b"", now_s, destroyed_at_s=now_s),
+                *keys,
+            ),
             detail=f"{len(keys)} keys revoked",
         )
         return len(keys)

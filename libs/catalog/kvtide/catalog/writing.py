@@ -34,6 +34,7 @@ from kvtide.catalog.records import (
     QuotaRow,
     RemovedBlockRow,
     RequestRow,
+    TenantKeyRow,
     TenantRow,
 )
 from kvtide.catalog.rows import TARGETS, Row, Values, values
@@ -139,6 +140,7 @@ async def _change(connection: AsyncConnection, change: Change) -> None:
             | TenantRow()
             | DeletionRow()
             | RemovedBlockRow()
+            | TenantKeyRow()
             | ApiKeyRow()
             | QuotaRow()
             | AuditRow()

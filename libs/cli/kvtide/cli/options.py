@@ -10,7 +10,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from kvtide.runtime import ConfigError
-from kvtide.runtime.settings import shown
+from kvtide.runtime.settings import is_secret_name, shown
 
 _METAVARS: dict[object, str] = {int: "NUMBER", float: "NUMBER", Path: "PATH"}
 
@@ -37,7 +37,12 @@ def with_flags(fields: Mapping[str, FieldInfo], run: Run) -> Callable[[], None]:
     """
     parameters = [
         _parameter("config", Annotated[str | None, config_option()]),
-        *(_parameter(key, _flag(key, field)) for key, field in fields.items()),
+        *(
+            _parameter(key, _flag(key, field))
+            for key, field in fields.items()
+            # a process list shows flags to everybody
+            if not is_secret_name(key)
+        ),
     ]
 
     def command(**values: object) -> None:

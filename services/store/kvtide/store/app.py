@@ -12,9 +12,12 @@ from kvtide.kv import Role
 from kvtide.runtime import Clock
 from kvtide.runtime.health import HealthServer, Readiness
 from kvtide.store.drained_mark import DrainedMark
+from kvtide.store.key_encryption import load_kek
 from kvtide.store.rows import CatalogRows
 from kvtide.store.settings import StoreSettings
 from kvtide.store.shell import StoreService
+from kvtide.store.ssd.life import ssd_dir
+from kvtide.store.tenant_keys import CatalogKeys, check_catalog, check_start
 from kvtide.store.tombstones import Tombstones
 
 
@@ -33,6 +36,11 @@ async def serve(
         ConfigError: a setting can't be used.
     """
     url = catalog_url(settings.catalog, settings.state_dir)
+    kek = load_kek(settings)
+    if settings.ssd_bytes:
+        check_start(ssd_dir(settings), kek)
+    if kek is not None:
+        await check_catalog(url, kek)
     roles = (Role.STORE,)
     async with (
         Catalog.open(url) as catalog,
@@ -67,6 +75,7 @@ async def serve(
             leave=stop.set,
             deleted_spaces=Tombstones(kept, url, node.secret),
             drained=DrainedMark(settings.state_dir / f"drained-{node.ref.node}"),
+            ssd_keys=None if kek is None else CatalogKeys(url, kek, clock),
         )
         writer.register(registry, Role.STORE)
         with health:

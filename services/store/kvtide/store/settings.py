@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from kvtide.runtime.settings import RoleSettings
 
@@ -97,6 +97,20 @@ class StoreSettings(RoleSettings):
     )
     ssd_read_threads: int = Field(
         default=4, ge=1, le=64, description="reads of the SSD tier at once"
+    )
+    ssd_key_file: Path | None = Field(
+        default=None,
+        description="file with the key, in hex, that tenants' keys for the SSD tier are "
+        "wrapped with, equal for all stores; set: blocks on SSD are encrypted",
+    )
+    ssd_key_secret: SecretStr | None = Field(
+        default=None,
+        description="that key itself, in the environment (KVTIDE_SSD_KEY_SECRET)",
+    )
+    ssd_plain: Literal["read", "refuse"] = Field(
+        default="read",
+        description="what becomes of blocks that were written to the SSD tier before "
+        "it was encrypted",
     )
     ssd_high: float = Field(
         default=0.85,

@@ -74,6 +74,7 @@ from kvtide.store.ssd.life import (
     flushed,
     no_deleted_spaces,
 )
+from kvtide.store.ssd.sealing import TenantKeys
 from kvtide.store.verifier import Verifier
 
 log = structlog.get_logger("kvtide.store")
@@ -94,11 +95,13 @@ class StoreService:
         leave: Callable[[], None] | None = None,
         deleted_spaces: DeletedSpaces = no_deleted_spaces,
         drained: DrainedMark | None = None,
+        ssd_keys: TenantKeys | None = None,
     ) -> None:
         """Nothing is allocated before ``start``. ``leave``: a drain is complete.
 
         ``deleted_spaces`` says, in a thread, what was deleted while the node was down.
-        ``drained`` is kept from process to process.
+        ``drained`` is kept from process to process. ``ssd_keys``: what blocks on the SSD
+        are encrypted with.
         """
         self.machine: StoreMachine | None = None
         self._node = node
@@ -120,7 +123,9 @@ class StoreService:
         self._timer_s = float("inf")
         self._arena: Arena | None = None
         self._verifier: Verifier | None = None
-        self._ssd = SsdLife(node, settings, self._metrics.ssd_s, deleted_spaces)
+        self._ssd = SsdLife(
+            node, settings, self._metrics.ssd_s, deleted_spaces, ssd_keys
+        )
 
     # ---- life
 

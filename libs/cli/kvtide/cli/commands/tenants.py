@@ -7,11 +7,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kvtide.bus import load_secret
 from kvtide.catalog import OPERATORS, Access, Limits, QuotaRow, TenantRow
 from kvtide.cli.commands.blocks_change import Deed, Meant, change as change_blocks
 from kvtide.cli.exits import CLEAN, FAILED
 from kvtide.cli.stores import NoStoreError
 from kvtide.cli.tenancy_desk import open_tenancy
+from kvtide.kv import TenantId, tenant_tag
 from kvtide.runtime.settings import RoleSettings
 
 
@@ -76,13 +78,18 @@ def change(
 def delete(settings: RoleSettings, name: str, console: Console) -> int:
     """End it, here and at the live stores; 1 if a store failed.
 
+    The key that its blocks are encrypted with on SSDs is destroyed first, so that a
+    store that is down can't read what it still has.
+
     Raises:
-        TenancyError, NoCatalogError: it can't be done.
+        TenancyError, NoCatalogError, ConfigError: it can't be done.
     """
+    secret = load_secret(settings.secret_file or settings.state_dir / "secret")
+    tag = tenant_tag(secret, TenantId(name))
 
     async def work() -> int:
         async with open_tenancy(settings) as tenancy:
-            return await tenancy.delete_tenant(name)
+            return await tenancy.delete_tenant(name, tag)
 
     keys = asyncio.run(work())
     _say(console, f"tenant {name} is deleted, {keys} keys are revoked")

@@ -216,7 +216,8 @@ def _tenant_routes(router: APIRouter, door: Door) -> None:
     async def delete(request: Request, name: str) -> Response:
         """End a tenant, its keys and its blocks."""
         async with _clerk(door, request) as tenancy:
-            keys = await tenancy.delete_tenant(name)
+            tag = tenant_tag(door.gateway.node.secret, TenantId(name))
+            keys = await tenancy.delete_tenant(name, tag)
         await door.access.keys.refresh()
         stores = await _forget_blocks(door, TenantId(name))
         return json_response(GoneReply(name, keys, stores))

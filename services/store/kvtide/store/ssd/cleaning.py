@@ -13,6 +13,7 @@ from kvtide.store.ssd.events import MoveRecord, RecordDone, Trouble
 from kvtide.store.ssd.segments import Place, Segment
 
 USELESS_RATIO = 0.9
+_UNUSABLE = (Trouble.CORRUPT, Trouble.UNREADABLE, Trouble.LOCKED)
 
 
 @dataclass(slots=True)
@@ -88,12 +89,12 @@ class Cleaning:
     # ---- what moves
 
     def next_length(self) -> int | None:
-        """How long the record is that should move next; None: nothing should."""
+        """How long the record will be that should move next; None: nothing should."""
         row = self._peek()
         if row is None:
             self._pick()
             row = self._peek()
-        return None if row is None else self._books.entries.place(row).length
+        return None if row is None else self._moved_bytes(row)
 
     def start(self) -> MoveRecord:
         """Move the record that ``next_length`` was of; there is room for it."""
@@ -102,7 +103,7 @@ class Cleaning:
         assert row is not None  # noqa: S101 - next_length said so
         entries = books.entries
         source = entries.place(row)
-        place = books.segments.append(source.length, row)
+        place = books.segments.append(self._moved_bytes(row), row)
         books.segments.begin_use(source.segment)
         lsn, number = books.next_lsn(), books.next_number()
         self._under_way[number] = _Moved(
@@ -135,11 +136,16 @@ class Cleaning:
         if done.trouble is None and here:
             segments.died(job.source)
             books.entries.move(job.row, job.place, job.lsn)
-        elif here and done.trouble in (Trouble.CORRUPT, Trouble.UNREADABLE):
+        elif here and done.trouble in _UNUSABLE:
             unreadable(job.row, done)
         return True
 
     # ---- inside
+
+    def _moved_bytes(self, row: int) -> int:
+        """A record that was not sealed before may be longer once it is."""
+        books = self._books
+        return books.rules.record_bytes(books.space(row).slot_bytes)
 
     def _peek(self) -> int | None:
         if self._next is None:

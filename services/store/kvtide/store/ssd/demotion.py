@@ -17,7 +17,6 @@ from kvtide.store.slots import SlotState
 from kvtide.store.ssd.books import Books
 from kvtide.store.ssd.entries import Block
 from kvtide.store.ssd.events import KillRecord, RecordDone, Trouble, WriteRecord
-from kvtide.store.ssd.format import record_bytes
 from kvtide.store.ssd.saving import Saving
 from kvtide.store.ssd.segments import Place
 
@@ -124,7 +123,7 @@ class Demotion:
         books = self._books
         inventory, table = books.inventory, books.inventory.table
         wanted = inventory.check_of(slot, table.header_xxh3[slot])
-        length = record_bytes(wanted.slot_bytes)
+        length = books.rules.record_bytes(wanted.slot_bytes)
         row = books.reserve(
             Block(
                 key=wanted.key,
@@ -201,7 +200,8 @@ class Demotion:
             self._bad_slot(job.slot, now_s)
             return
         if saved:
-            if not stored and table.key[job.slot] is not None:
+            again = not stored and done.trouble is not Trouble.LOCKED
+            if again and table.key[job.slot] is not None:
                 self.saving.failed(job.slot, now_s)
             return
         table.unpin(job.slot)
@@ -210,3 +210,6 @@ class Demotion:
                 inventory.free(job.slot)
         elif stored and table.evictable(job.slot):
             inventory.evict(job.slot, "demoted", now_s)
+        elif done.trouble is Trouble.LOCKED and table.evictable(job.slot):
+            # as without an SSD: it would be the next to be tried, for ever
+            inventory.evict(job.slot, "evicted", now_s)

@@ -6,6 +6,8 @@
     DIR/superblock    whose it is (see ``format``)
     DIR/deleted       tenants and models whose blocks are deleted, JSON lines
     DIR/removed       single blocks that are removed, JSON lines
+    DIR/sealed        there if records are sealed: what names the key that tenants'
+                      keys are wrapped with (see ``sealing``)
     DIR/<number>.seg  segments, the number in sixteen hex digits
 
 Used in threads: everything here may block.
@@ -228,6 +230,18 @@ class Directory:
         ]
         self._replace("removed", "".join(lines).encode("ascii"))
 
+    def note_wrapping(self, kek_id: str) -> None:
+        """Keep which key the tenants' keys are wrapped with.
+
+        Raises:
+            WrongDirectory: it is another one already.
+        """
+        known = wrapping_of(self.path)
+        if known not in (None, kek_id):
+            raise WrongDirectory(wrapped_otherwise(self.path), path=str(self.path))
+        if known is None:
+            self._replace("sealed", kek_id.encode("ascii") + b"\n")
+
     # ---- inside
 
     @contextmanager
@@ -254,6 +268,26 @@ class Directory:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def wrapping_of(path: Path) -> str | None:
+    """What names the key that tenants' keys are wrapped with; None: nothing is sealed.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    try:
+        return (path / "sealed").read_text(encoding="ascii", errors="replace").strip()
+    except FileNotFoundError:
+        return None
+
+
+def wrapped_otherwise(path: Path) -> str:
+    """What is wrong with a directory whose blocks another key opens, for people."""
+    return (
+        f"the blocks in {path} are encrypted under another key: give the one that they "
+        "were written with (ssd_key_file), or remove the directory"
+    )
 
 
 def read_all(fd: int, buffer: memoryview, offset: int) -> None:

@@ -3,6 +3,8 @@
 StoreError
 └── SsdError
     ├── FormatError      these bytes are not what this format writes
+    ├── LockedError      the key for these bytes is destroyed, or can't be had now
+    ├── KeysAwayError    no tenant's key can be had now
     └── WrongDirectory   the directory is another's, of another format, or damaged
 """
 
@@ -15,6 +17,14 @@ class SsdError(StoreError):
 
 class FormatError(SsdError):
     """These bytes are not what this format writes, or not of this directory."""
+
+
+class LockedError(SsdError):
+    """The key for these bytes is destroyed, was never here, or can't be had now."""
+
+
+class KeysAwayError(SsdError):
+    """No tenant's key can be had: who keeps them is away, or they are wrapped anew."""
 
 
 class WrongDirectory(SsdError):  # noqa: N818 - as the message says it

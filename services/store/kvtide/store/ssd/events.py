@@ -17,6 +17,7 @@ class Trouble(StrEnum):
     ``corrupt``: the bytes that were to be read or copied are not what they should be.
     ``unreadable``: this record can't be read. ``unwritable`` and ``full``: writing
     failed, what is there can be read. ``gone``: the directory can't be read either.
+    ``locked``: its tenant's key is destroyed, or can't be had now.
     """
 
     CORRUPT = "corrupt"
@@ -24,6 +25,7 @@ class Trouble(StrEnum):
     UNWRITABLE = "unwritable"
     FULL = "full"
     GONE = "gone"
+    LOCKED = "locked"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,17 @@ from xxhash import xxh3_64_intdigest
 
 from kvtide.kv import renewed_header
 from kvtide.runtime import Clock
-from kvtide.store.checks import Verify
 from kvtide.store.ssd.buffers import Buffers, copy
 from kvtide.store.ssd.deletions import Deletions
 from kvtide.store.ssd.directory import Directory, read_all, write_all
-from kvtide.store.ssd.errors import FormatError, WrongDirectory
+from kvtide.store.ssd.errors import (
+    FormatError,
+    KeysAwayError,
+    LockedError,
+    WrongDirectory,
+)
 from kvtide.store.ssd.events import (
+    DeletedSpace,
     DropSegment,
     FileCommand,
     Found,
@@ -40,10 +45,10 @@ from kvtide.store.ssd.events import (
     Trouble,
     WriteRecord,
 )
-from kvtide.store.ssd.format import FRAME_BYTES, PAGE_BYTES, Frame, check_frame
+from kvtide.store.ssd.format import FRAME_BYTES, PAGE_BYTES, check_frame
+from kvtide.store.ssd.records import BadRecordError, NotReadError, Records, check
 from kvtide.store.ssd.scan import Scan
-from kvtide.store.ssd.segments import Place
-from kvtide.store.verify import what_differs
+from kvtide.store.ssd.sealing import Seals, TenantKeys
 
 log = structlog.get_logger("kvtide.store")
 
@@ -52,20 +57,20 @@ FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True)
 class FilesSpec:
-    """``deleted`` says what was deleted while this node was down; it may block."""
+    """``deleted`` says what was deleted while this node was down; it may block.
+
+    ``keys``: records are sealed with tenants' keys. ``plain``: those from before are read.
+    """
 
     path: Path
     node: str
     key_id: int
     deleted: Callable[[], Sequence[Tombstone]] = tuple
+    keys: TenantKeys | None = None
+    plain: bool = True
 
 
-class _Bad(Exception):  # noqa: N818 - inside this module: becomes a Trouble
-    """The bytes are not what they should be."""
-
-
-class _NotRead(Exception):  # noqa: N818 - as above
-    """A record could not be read."""
+_FAULTS = (OSError, BadRecordError, NotReadError, LockedError, FormatError)
 
 
 class TierFiles:
@@ -76,7 +81,7 @@ class TierFiles:
         self._spec = spec
         self._arena = arena
         self._clock = clock
-        self._directory: Directory | None = None
+        self._records: Records | None = None
         self._buffers = Buffers()
         self._state = threading.Condition()
         self._copying = 0
@@ -102,6 +107,7 @@ class TierFiles:
             case KillRecord():
                 self._kill(command)
             case NoteDeleted(deleted):
+                self._forget_key(deleted)
                 self._note(lambda held: held.note_deleted(deleted))
             case NoteRemoved(keys, until_ms):
                 self._note(lambda held: held.note_removed(keys, until_ms))
@@ -118,7 +124,10 @@ class TierFiles:
         try:
             spec = self._spec
             directory = Directory(spec.path, spec.node, spec.key_id)
-            self._directory = directory
+            self._records = records = Records(directory, None, plain=spec.plain)
+            if spec.keys is not None:
+                directory.note_wrapping(spec.keys.open())
+                records.seals = Seals(spec.keys, directory.id)
             if not directory.direct:
                 log.warning(
                     "ssd_buffered",
@@ -129,9 +138,11 @@ class TierFiles:
             deletions = Deletions([*directory.deleted(), *spec.deleted()])
             for key, until_ms in directory.removed().items():
                 deletions.add_key(key, until_ms)
-            scan = Scan(directory, self._buffers, deletions)
+            scan = Scan(records, self._buffers, deletions)
             scan.run(say, lambda: self._ended)
-        except (OSError, WrongDirectory) as error:
+            if scan.locked:
+                log.info("ssd_locked", records=scan.locked, path=str(spec.path))
+        except (OSError, WrongDirectory, KeysAwayError) as error:
             self.close()
             return TierFailed(f"{self._spec.path}: {_text(error)}")
         took_s = self._clock.monotonic() - started_s
@@ -139,26 +150,31 @@ class TierFiles:
 
     def close(self) -> None:
         """Let go of the directory. Nothing may be under way. Idempotent."""
-        directory, self._directory = self._directory, None
-        if directory is not None:
-            directory.close()
+        records, self._records = self._records, None
+        if records is not None:
+            records.directory.close()
+
+    def _open_records(self) -> Records:
+        records = self._records
+        if records is None:
+            raise OSError(errno.EBADF, "the directory is closed")
+        return records
 
     def _held(self) -> Directory:
-        directory = self._directory
-        if directory is None:
-            raise OSError(errno.EBADF, "the directory is closed")
-        return directory
+        return self._open_records().directory
 
     def _trouble(self, error: Exception, *, writing: bool) -> tuple[Trouble, str]:
         """What it means for the tier that an operation failed."""
         reason = _text(error)
-        if isinstance(error, (_Bad, FormatError)):
+        if isinstance(error, (BadRecordError, FormatError)):
             return Trouble.CORRUPT, reason
+        if isinstance(error, LockedError):
+            return Trouble.LOCKED, reason
         try:
             self._held().probe()
         except OSError as probe_error:
             return Trouble.GONE, f"{reason}; {_text(probe_error)}"
-        if not writing or isinstance(error, _NotRead):
+        if not writing or isinstance(error, NotReadError):
             return Trouble.UNREADABLE, reason
         full = isinstance(error, OSError) and error.errno in FULL_ERRORS
         return (Trouble.FULL if full else Trouble.UNWRITABLE), reason
@@ -171,23 +187,22 @@ class TierFiles:
             buffer = self._buffers.get(place.length)
             image = buffer[FRAME_BYTES : FRAME_BYTES + wanted.slot_bytes]
             copy(image, self._arena[wanted.offset : wanted.offset + wanted.slot_bytes])
-            _check(buffer, wanted)
+            check(buffer, wanted)
             written_ms = int(self._clock.wall() * 1000)
-            self._write_at(place, command.lsn, wanted, written_ms, buffer)
-        except (OSError, _Bad, FormatError) as error:
+            self._open_records().write(place, command.lsn, wanted, written_ms, buffer)
+        except _FAULTS as error:
             return RecordDone(command.number, *self._trouble(error, writing=True))
         return RecordDone(command.number)
 
     def _move(self, command: MoveRecord) -> SsdEvent:
+        wanted = command.wanted
         try:
-            buffer = self._buffers.get(command.place.length)
-            frame = self._read_at(
-                command.source, command.source_lsn, command.wanted, buffer
-            )
-            self._write_at(
-                command.place, command.lsn, command.wanted, frame.written_ms, buffer
-            )
-        except (OSError, _Bad, _NotRead, FormatError) as error:
+            longest = max(command.place.length, command.source.length)
+            buffer = self._buffers.get(longest)
+            records = self._open_records()
+            frame = records.read(command.source, command.source_lsn, wanted, buffer)
+            records.write(command.place, command.lsn, wanted, frame.written_ms, buffer)
+        except _FAULTS as error:
             return RecordDone(command.number, *self._trouble(error, writing=True))
         return RecordDone(command.number)
 
@@ -195,7 +210,7 @@ class TierFiles:
         wanted = command.wanted
         try:
             buffer = self._buffers.get(command.place.length)
-            self._read_at(command.place, command.lsn, wanted, buffer)
+            self._open_records().read(command.place, command.lsn, wanted, buffer)
             start = FRAME_BYTES + wanted.header_bytes
             header = renewed_header(
                 bytes(buffer[FRAME_BYTES:start]), command.generation
@@ -203,7 +218,7 @@ class TierFiles:
             image = buffer[FRAME_BYTES : FRAME_BYTES + wanted.slot_bytes]
             image[: len(header)] = header
             self._copy_in(wanted.offset, image)
-        except (OSError, _Bad, _NotRead, FormatError) as error:
+        except _FAULTS as error:
             return RecordDone(command.number, *self._trouble(error, writing=False))
         return RecordDone(command.number, header_xxh3=xxh3_64_intdigest(header))
 
@@ -220,51 +235,6 @@ class TierFiles:
                 self._copying -= 1
                 self._state.notify_all()
 
-    def _write_at(
-        self,
-        place: Place,
-        lsn: int,
-        wanted: Verify,
-        written_ms: int,
-        buffer: memoryview,
-    ) -> None:
-        """Write the image that lies in ``buffer`` as a record."""
-        directory = self._held()
-        end = FRAME_BYTES + wanted.slot_bytes
-        frame = Frame(
-            segment=place.segment,
-            offset=place.offset,
-            lsn=lsn,
-            slot_bytes=wanted.slot_bytes,
-            header_bytes=wanted.header_bytes,
-            written_ms=written_ms,
-        )
-        header = buffer[FRAME_BYTES : FRAME_BYTES + wanted.header_bytes]
-        buffer[:FRAME_BYTES] = frame.encode(header, directory.seed)
-        buffer[end:] = bytes(len(buffer) - end)
-        with directory.segment(place.segment, write=True) as fd:
-            write_all(fd, buffer, place.offset)
-            if place.offset == PAGE_BYTES:
-                directory.begin_segment(fd, place.segment, buffer)
-
-    def _read_at(
-        self, place: Place, lsn: int, wanted: Verify, buffer: memoryview
-    ) -> Frame:
-        """Read and verify a record."""
-        directory = self._held()
-        try:
-            with directory.segment(place.segment) as fd:
-                read_all(fd, buffer[: place.length], place.offset)
-        except OSError as error:
-            raise _NotRead(_text(error)) from error
-        frame = check_frame(
-            buffer, segment=place.segment, offset=place.offset, seed=directory.seed
-        )
-        if frame.lsn != lsn or frame.dead:
-            raise _Bad("another record lies there")
-        _check(buffer, wanted)
-        return frame
-
     def _kill(self, command: KillRecord) -> None:
         """Mark a record as dead where it lies."""
         place = command.place
@@ -280,8 +250,8 @@ class TierFiles:
                     seed=directory.seed,
                 )
                 dead = replace(frame, dead=True)
-                header = buffer[FRAME_BYTES : FRAME_BYTES + frame.header_bytes]
-                buffer[:FRAME_BYTES] = dead.encode(header, directory.seed)
+                covered = buffer[FRAME_BYTES : FRAME_BYTES + frame.covered_bytes]
+                buffer[:FRAME_BYTES] = dead.encode(covered, directory.seed)
                 write_all(fd, buffer[:PAGE_BYTES], place.offset)
 
     # ---- segments
@@ -299,6 +269,12 @@ class TierFiles:
             return SegmentDone(number, dropped, trouble, reason)
         return SegmentDone(number, dropped)
 
+    def _forget_key(self, deleted: DeletedSpace) -> None:
+        """Whoever deletes a tenant has destroyed its key: have none in memory, too."""
+        seals = None if self._records is None else self._records.seals
+        if seals is not None and deleted.tenant is not None and deleted.model is None:
+            seals.forget(deleted.tenant)
+
     def _note(self, note: Callable[[Directory], None]) -> None:
         try:
             note(self._held())
@@ -306,15 +282,9 @@ class TierFiles:
             log.warning("ssd_deletion_not_kept", reason=_text(error))
 
 
-def _check(buffer: memoryview, wanted: Verify) -> None:
-    """Compare the image in a record's buffer with what it must be."""
-    image = replace(wanted, offset=FRAME_BYTES)
-    reason = what_differs(buffer, image)
-    if reason:
-        raise _Bad(reason)
-
-
 def _text(error: Exception) -> str:
+    if isinstance(error, NotReadError) and isinstance(error.__cause__, OSError):
+        error = error.__cause__
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or repr(error)

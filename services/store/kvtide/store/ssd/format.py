@@ -22,10 +22,24 @@ offset  bytes field of a record
 
 The parts are covered by the checksums in the block's header, so a scan that reads only
 heads knows what each record is, and a reader knows whether its bytes are right.
+
+A sealed record (format version 2) has, where the image would start:
+
+======= ===== ==============================================================
+64      16    id of the tenant's key
+80      16    life of the directory in which it was sealed
+96      8     count of the record in that life
+104     8     zero
+112           the block's header, AES-256-GCM, its tag of 16 bytes behind it
+…             the rest of the image, the same
+======= ===== ==============================================================
+
+Its frame's sum covers bytes 8 to 112. The frame (without sum and flags) and the
+envelope behind it are associated data of both messages; see ``sealing`` for the keys.
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xxhash import xxh3_64_intdigest
 
@@ -36,11 +50,15 @@ PAGE_BYTES = 4096
 FRAME_BYTES = 64
 FORMAT_VERSION = 1
 DIRECTORY_ID_BYTES = 16
+SEALED_VERSION = 2
+ENVELOPE_BYTES = 48
+TAG_BYTES = 16
 MAX_HEADER_BYTES = 1 << 20
 
 _SUPERBLOCK = struct.Struct("<Q4sHH16sQ")
 _SEGMENT = struct.Struct("<Q4sHH16sQQ")
 _FRAME = struct.Struct("<Q4sHHQQQQIIQ")
+_ENVELOPE = struct.Struct("<16s16sQQ")
 _SUM_BYTES = 8
 _DEAD = 1
 
@@ -50,9 +68,10 @@ def whole_pages(length: int) -> int:
     return -(-length // PAGE_BYTES) * PAGE_BYTES
 
 
-def record_bytes(slot_bytes: int) -> int:
+def record_bytes(slot_bytes: int, *, sealed: bool = False) -> int:
     """What a slot's image takes on the SSD."""
-    return whole_pages(FRAME_BYTES + slot_bytes)
+    extra = ENVELOPE_BYTES + 2 * TAG_BYTES if sealed else 0
+    return whole_pages(FRAME_BYTES + extra + slot_bytes)
 
 
 def seed_of(directory: bytes) -> int:
@@ -115,6 +134,25 @@ def sealed_tail(page: bytes, directory: bytes, number: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Envelope:
+    """Which key a record is sealed with. ``life`` and ``count`` make its nonces."""
+
+    key_id: bytes
+    life: bytes
+    count: int
+
+    def encode(self) -> bytes:
+        """``ENVELOPE_BYTES``."""
+        return _ENVELOPE.pack(self.key_id, self.life, self.count, 0)
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview) -> "Envelope":
+        """From a record's bytes behind its frame, whose sum was found right."""
+        key_id, life, count, _ = _ENVELOPE.unpack_from(data)
+        return cls(key_id, life, count)
+
+
+@dataclass(frozen=True, slots=True)
 class Frame:
     """What a record says of itself before its image."""
 
@@ -125,18 +163,29 @@ class Frame:
     header_bytes: int
     written_ms: int
     dead: bool = False
+    sealed: bool = False
 
     @property
     def length(self) -> int:
         """The record's pages in bytes."""
-        return record_bytes(self.slot_bytes)
+        return record_bytes(self.slot_bytes, sealed=self.sealed)
 
-    def encode(self, header: bytes | memoryview, seed: int) -> bytes:
-        """The first ``FRAME_BYTES``; ``header`` is the image's."""
+    @property
+    def covered_bytes(self) -> int:
+        """How much behind the frame its sum covers: the header, or the envelope."""
+        return ENVELOPE_BYTES if self.sealed else self.header_bytes
+
+    def associated(self, envelope: Envelope) -> bytes:
+        """What is authenticated with a sealed image; the same when it is dead."""
+        alive = replace(self, dead=False).encode(b"", 0)
+        return alive[_SUM_BYTES:] + envelope.encode()
+
+    def encode(self, covered: bytes | memoryview, seed: int) -> bytes:
+        """The first ``FRAME_BYTES``; ``covered`` are the ``covered_bytes`` behind."""
         frame = _FRAME.pack(
             0,
             b"KVTR",
-            FORMAT_VERSION,
+            SEALED_VERSION if self.sealed else FORMAT_VERSION,
             _DEAD if self.dead else 0,
             self.segment,
             self.offset,
@@ -146,7 +195,7 @@ class Frame:
             0,
             self.written_ms,
         )
-        digest = xxh3_64_intdigest(frame[_SUM_BYTES:] + bytes(header), seed=seed)
+        digest = xxh3_64_intdigest(frame[_SUM_BYTES:] + bytes(covered), seed=seed)
         return digest.to_bytes(_SUM_BYTES, "little") + frame[_SUM_BYTES:]
 
 
@@ -160,14 +209,15 @@ class Head:
 
 
 def head_bytes(data: bytes | memoryview) -> int:
-    """How many bytes ``decode_head`` needs, going by what may be a frame; 0: it is none."""
+    """How many bytes ``head_of`` needs, going by what may be a frame; 0: it is none."""
     if len(data) < FRAME_BYTES:
         return 0
     fields = _FRAME.unpack_from(data)
-    header_bytes = fields[8]
+    header_bytes = int(fields[8])
     if fields[1] != b"KVTR" or not 0 < header_bytes <= MAX_HEADER_BYTES:
         return 0
-    return FRAME_BYTES + int(header_bytes)
+    sealed = fields[2] == SEALED_VERSION
+    return FRAME_BYTES + header_bytes + sealed * (ENVELOPE_BYTES + TAG_BYTES)
 
 
 def check_frame(
@@ -175,7 +225,7 @@ def check_frame(
 ) -> Frame:
     """The frame of the record that should lie at ``offset`` of ``segment``.
 
-    The block's header behind it is covered by the same checksum.
+    The block's header behind it, or the envelope, is covered by the same checksum.
 
     Raises:
         FormatError: there is none, it is torn, or it belongs elsewhere.
@@ -185,28 +235,33 @@ def check_frame(
         raise FormatError("no record starts here")
     (found, _, version, flags, *numbers, _, written_ms) = _FRAME.unpack_from(data)
     segment_found, offset_found, lsn, slot_bytes, header_bytes = numbers
-    digest = xxh3_64_intdigest(bytes(data[_SUM_BYTES:needed]), seed=seed)
-    if digest != found or version != FORMAT_VERSION:
+    frame = Frame(
+        segment,
+        offset,
+        lsn,
+        slot_bytes,
+        header_bytes,
+        written_ms,
+        bool(flags & _DEAD),
+        version == SEALED_VERSION,
+    )
+    covered = data[_SUM_BYTES : FRAME_BYTES + frame.covered_bytes]
+    known = version in (FORMAT_VERSION, SEALED_VERSION)
+    if xxh3_64_intdigest(bytes(covered), seed=seed) != found or not known:
         raise FormatError("the checksum of the record's head differs")
     if (segment_found, offset_found) != (segment, offset):
         raise FormatError(f"this record belongs to {segment_found}:{offset_found}")
     if header_bytes > slot_bytes:
         raise FormatError("the record's lengths contradict each other")
-    return Frame(
-        segment, offset, lsn, slot_bytes, header_bytes, written_ms, bool(flags & _DEAD)
-    )
+    return frame
 
 
-def decode_head(
-    data: bytes | memoryview, *, segment: int, offset: int, seed: int
-) -> Head:
-    """As ``check_frame``, with the block's header decoded.
+def head_of(frame: Frame, raw: bytes) -> Head:
+    """A record's head, of its frame and the bytes of its block's header.
 
     Raises:
-        FormatError: as there.
+        FormatError: these bytes are no header, or of another length.
     """
-    frame = check_frame(data, segment=segment, offset=offset, seed=seed)
-    raw = bytes(data[FRAME_BYTES : FRAME_BYTES + frame.header_bytes])
     try:
         header = BlockHeader.decode(raw)
     except HeaderMismatchError as error:

@@ -16,6 +16,7 @@ from kvtide.store.ssd.device import FilesSpec, SsdDevice, TierFiles
 from kvtide.store.ssd.events import SsdCommand, SsdEvent, TierOpened, Tombstone
 from kvtide.store.ssd.health import TierState
 from kvtide.store.ssd.rules import SsdRules
+from kvtide.store.ssd.sealing import TenantKeys
 from kvtide.store.ssd.tier import SsdTier
 
 log = structlog.get_logger("kvtide.store")
@@ -61,7 +62,13 @@ def ssd_rules(settings: StoreSettings) -> SsdRules:
         promote_hits=settings.ssd_promote_hits,
         stage_share=settings.ssd_stage_share,
         save_s=settings.ssd_save_s,
+        sealed=is_sealed(settings),
     )
+
+
+def is_sealed(settings: StoreSettings) -> bool:
+    """Whether blocks on the SSD are encrypted."""
+    return settings.ssd_key_file is not None or settings.ssd_key_secret is not None
 
 
 def _capacity_bytes(settings: StoreSettings) -> int:
@@ -91,12 +98,14 @@ class SsdLife:
         settings: StoreSettings,
         seconds: Histogram,
         deleted: DeletedSpaces,
+        keys: TenantKeys | None = None,
     ) -> None:
-        """Nothing is opened before the machine says so."""
+        """Nothing is opened before the machine says so. ``keys``: records are sealed."""
         self._node = node
         self._settings = settings
         self._seconds = seconds
         self._deleted = deleted
+        self._keys = keys
         self._device: SsdDevice | None = None
         self._ending = TaskScope()
         self._said = (TierState.OFF.value, "")
@@ -118,6 +127,8 @@ class SsdLife:
             node=node,
             key_id=int.from_bytes(digest[:8], "little"),
             deleted=self._deleted,
+            keys=self._keys,
+            plain=self._settings.ssd_plain == "read",
         )
 
         def heard(event: SsdEvent) -> None:

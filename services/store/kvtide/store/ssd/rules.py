@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from kvtide.store.ssd.format import record_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class SsdRules:
@@ -12,6 +14,7 @@ class SsdRules:
     are the same for eviction from the SSD. ``clean_below`` is the live share under
     which a segment is cleaned without need. ``write_wait_s`` is how long reads may
     hold up a write. A block that only DRAM has is saved when it is ``save_s`` old; 0: never.
+    ``sealed``: what is written is encrypted.
     """
 
     capacity_bytes: int = 0
@@ -34,3 +37,8 @@ class SsdRules:
     calm_s: float = 60.0
     read_failures: int = 3
     stage_waiters: int = 4096
+    sealed: bool = False
+
+    def record_bytes(self, slot_bytes: int) -> int:
+        """What a slot's image takes on the SSD when it is written now."""
+        return record_bytes(slot_bytes, sealed=self.sealed)

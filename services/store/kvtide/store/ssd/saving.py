@@ -9,7 +9,6 @@ arena. Such a block stays in DRAM, and where it stands among the others.
 
 from kvtide.store.slots import SlotState
 from kvtide.store.ssd.books import Books
-from kvtide.store.ssd.format import record_bytes
 from kvtide.store.unsaved import Unsaved
 
 MUCH_LARGER = 4
@@ -58,7 +57,7 @@ class Saving:
         """Whether the block may be written without pushing out what is worth more."""
         segments, rules = self._books.segments, self._books.rules
         table = self._books.inventory.table
-        length = record_bytes(table.slot_bytes(slot))
+        length = rules.record_bytes(table.slot_bytes(slot))
         if not segments.room_for(length, segments.segment_bytes):
             return False
         if self.flushing or rules.capacity_bytes >= MUCH_LARGER * table.arena_bytes:

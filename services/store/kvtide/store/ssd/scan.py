@@ -13,19 +13,18 @@ from dataclasses import dataclass
 from kvtide.store.checks import Verify
 from kvtide.store.ssd.buffers import Buffers
 from kvtide.store.ssd.deletions import Deletions
-from kvtide.store.ssd.directory import Directory, read_all
-from kvtide.store.ssd.errors import FormatError
+from kvtide.store.ssd.directory import read_all
+from kvtide.store.ssd.errors import FormatError, LockedError
 from kvtide.store.ssd.events import Found, FoundRecord
 from kvtide.store.ssd.format import (
     FRAME_BYTES,
     PAGE_BYTES,
     Head,
-    decode_head,
     head_bytes,
     whole_pages,
 )
+from kvtide.store.ssd.records import BadRecordError, Records, check
 from kvtide.store.ssd.segments import Place
-from kvtide.store.verify import what_differs
 
 FOUND_AT_ONCE = 1000
 WINDOW_BYTES = 1 << 20
@@ -43,16 +42,22 @@ class _Window:
 
 
 class Scan:
-    """Reads what is there; in a thread. ``torn`` counts records that were dropped."""
+    """Reads what is there; in a thread. ``torn`` counts records that were dropped.
+
+    ``locked`` counts those that nobody may read any more: they are garbage.
+    """
 
     def __init__(
-        self, directory: Directory, buffers: Buffers, deletions: Deletions
+        self, records: Records, buffers: Buffers, deletions: Deletions
     ) -> None:
         """Nothing is read yet."""
-        self._directory = directory
+        self._records = records
+        self._directory = records.directory
         self._buffers = buffers
+        self._plain = Buffers()
         self._deletions = deletions
         self.torn = 0
+        self.locked = 0
 
     def run(self, tell: Callable[[Found], None], stop: Callable[[], bool]) -> None:
         """Tell of every segment and record; a segment that can't be read is left out.
@@ -115,7 +120,11 @@ class Scan:
         except OSError:
             self.torn += 1
             return False
-        if what_differs(record, wanted_of(head)):
+        plain = self._plain.get(head.frame.length)
+        try:
+            self._records.open(head.frame, record, plain)
+            check(plain, wanted_of(head))
+        except (FormatError, LockedError, BadRecordError):
             self.torn += 1
             return False
         return True
@@ -129,19 +138,19 @@ class Scan:
         while offset < end:
             data = self._read(fd, window, offset, length)
             try:
-                head = decode_head(
-                    data, segment=number, offset=offset, seed=self._directory.seed
-                )
+                frame, head = self._records.head(data, segment=number, offset=offset)
             except FormatError:
                 self.torn += not lost and bool(head_bytes(data))
                 lost = True
                 offset += PAGE_BYTES
                 continue
-            lost, length = False, head.frame.length
+            lost, length = False, frame.length
             if offset + length > whole_pages(end):
                 self.torn += 1
                 return
-            yield head
+            if head is not None:
+                yield head
+            self.locked += head is None and not frame.dead
             offset += length
 
     def _read(

@@ -36,7 +36,6 @@ from kvtide.store.ssd.events import (
     TierOpened,
     Trouble,
 )
-from kvtide.store.ssd.format import record_bytes
 from kvtide.store.ssd.health import TierHealth, TierState
 from kvtide.store.ssd.rules import SsdRules
 from kvtide.store.ssd.staging import Staging
@@ -279,6 +278,10 @@ class SsdTier:
             return
         tally = self.books.tally
         corrupt = done.trouble is Trouble.CORRUPT
+        if done.trouble is Trouble.LOCKED:
+            if row is not None:
+                self.books.drop(row, "locked", now_s)
+            return
         if corrupt:
             tally.ssd_corrupt += 1
         else:
@@ -348,7 +351,7 @@ class SsdTier:
                 clean = self.demotion.drop_clean(slot, now_s)
                 if clean or self.demotion.takes_over(slot):
                     continue
-                length = record_bytes(table.slot_bytes(slot))
+                length = self.rules.record_bytes(table.slot_bytes(slot))
                 if not segments.room_for(length, segments.segment_bytes):
                     if not len(self.cleaning):
                         count = 1 + len(self.books.entries) // EVICT_SHARE
@@ -368,7 +371,7 @@ class SsdTier:
         if due_s > now_s:
             self._due(due_s)
             return None
-        length = record_bytes(self.books.inventory.table.slot_bytes(slot))
+        length = self.rules.record_bytes(self.books.inventory.table.slot_bytes(slot))
         if not self._spend(length, now_s):
             return None
         return self.demotion.start(slot, stays=True)
