@@ -16,6 +16,8 @@ EngineError               (a KvtideError)
 ├── StepCancelled         a step given up between two layers
 ├── InvalidSampling       a sampling parameter out of its range
 ├── InvalidGrammar        a schema, regex or grammar that can't be held to
+├── UnsupportedOption     an option that an engine of others can't do as asked
+├── EngineFailed          an engine of others that ended, or a request in it
 ├── GrammarFailed         a grammar that broke while an answer was made
 └── NonFiniteLogits       NaN in the logits: the step's output can't be trusted
 """
@@ -149,6 +151,19 @@ class InvalidSampling(EngineError, ValueError):
         self.field = field
         self.value = value
         self.allowed = allowed
+
+
+class UnsupportedOption(EngineError, ValueError):
+    """This engine can't do what was asked exactly as asked."""
+
+    def __init__(self, engine: str, option: str, reason: str) -> None:
+        super().__init__(f"{option} can't be used with {engine}: {reason}")
+        self.engine = engine
+        self.option = option
+
+
+class EngineFailed(EngineError):
+    """An engine of others has ended, or a request in it, without its result."""
 
 
 class InvalidGrammar(EngineError, ValueError):

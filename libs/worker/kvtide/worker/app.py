@@ -1,36 +1,19 @@
-"""The process of a worker: one node, engine and pool under the services of its roles."""
+"""The process of a worker whose engine is ours."""
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
-from kvtide.bus import open_node
-from kvtide.bus.messages import NodeState
-from kvtide.engine.errors import EngineError
+from kvtide.bus import Node
 from kvtide.engine.loading import LoadedModel
 from kvtide.engine.settings import WorkerSettings
 from kvtide.engine.worker import engine_of
 from kvtide.kv import Role
 from kvtide.pool import PoolClient
-from kvtide.runtime import Clock, ConfigError, TaskScope
-from kvtide.runtime.health import HealthServer, Readiness
+from kvtide.runtime import Clock
+from kvtide.worker.process import Service, serve_roles
 from kvtide.worker.service import Chassis
-from kvtide.worker.turning import RoleKeeper, Turnable
-
-
-class Service(Turnable, Protocol):
-    """What a process starts and ends for each role."""
-
-    async def start(self) -> None:
-        """Begin; returns at once."""
-        ...
-
-    async def close(self) -> None:
-        """Drain, then end everything."""
-        ...
 
 
 async def serve_worker(
@@ -43,42 +26,25 @@ async def serve_worker(
     clock: Clock,
     loaded: LoadedModel | None = None,
 ) -> None:
-    """Run ``services``, one for each role, until ``stop`` is set, then drain them.
+    """``serve_roles`` on an engine of ours.
 
-    The last one is drained first. Of several roles, some can be left for a while.
     ``loaded`` is the model of these settings, if it is loaded already.
 
     Raises:
         ConfigError: a setting can't be used, or the model can't be served.
     """
-    async with AsyncExitStack() as stack:
-        node = await stack.enter_async_context(
-            open_node(settings, roles, clock=clock, registry=registry, stop=stop)
-        )
-        health = HealthServer(
-            registry=registry,
-            readiness=lambda: Readiness(node.state is NodeState.READY, node.state),
-            host=settings.listen,
-            port=settings.http_port,
-        )
-        stack.enter_context(health)
-        node.set_http(health.url)
-        node.set_worker_class(settings.worker_class)
-        pool = await stack.enter_async_context(PoolClient(node, registry=registry))
-        engine = engine_of(settings, loaded)
-        engine.start()
-        stack.push_async_callback(engine.close)
-        chassis = Chassis(node, engine, pool, registry)
-        serving = services(chassis)
-        if len(roles) > 1:
-            by_role = dict(zip(roles, serving, strict=True))
-            chassis.roles = RoleKeeper(node, by_role)
-            tasks = await stack.enter_async_context(TaskScope())
-            tasks.spawn(chassis.roles.watch(), name="roles")
-        for service in serving:
-            stack.push_async_callback(service.close)
-            await service.start()
-        try:
-            await engine.failed_or(stop)
-        except EngineError as error:
-            raise ConfigError(str(error), key="model") from error
+    engine = engine_of(settings, loaded)
+
+    def chassis(node: Node, pool: PoolClient) -> Chassis:
+        return Chassis(node, engine, pool, registry)
+
+    await serve_roles(
+        settings,
+        roles,
+        engine,
+        chassis,
+        services,
+        stop=stop,
+        registry=registry,
+        clock=clock,
+    )

@@ -1,51 +1,29 @@
-"""A worker's thin shell: a driver on a real engine and a real pool, and its ends."""
+"""A worker on an engine of ours: the services of its roles share its thread and steps."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
-import structlog
 from prometheus_client import CollectorRegistry
 
 from kvtide.bus import Hop, Node
-from kvtide.bus.messages import (
-    AnyMessage,
-    ChangeRoles,
-    DecodeWork,
-    Failure,
-    Message,
-    NodeState,
-    PrefillWork,
-    WorkRefused,
-)
-from kvtide.bus.outbox import Outbox
 from kvtide.engine.errors import EngineError
 from kvtide.engine.loading import LoadedModel
 from kvtide.engine.memory import KEY, VALUE, KvRun
 from kvtide.engine.thread import EngineThread
-from kvtide.kv import KeySpace, NodeRef, Role, SpaceId
+from kvtide.kv import KeySpace, ModelFacts, Role, SpaceId
 from kvtide.pool import PartSink, PoolClient
-from kvtide.runtime import KvtideError, TaskScope
-from kvtide.runtime.tracing import TRACE
-from kvtide.worker import events
 from kvtide.worker.custody import Work
-from kvtide.worker.driver import TICK_S, Driver, Machine, name_of
 from kvtide.worker.metrics import WorkerMetrics
 from kvtide.worker.mixing import StepMixer
-from kvtide.worker.spans import RequestSpans, named_by
+from kvtide.worker.role_service import FIRST_STAGE, IdleMachine, RoleService
 from kvtide.worker.turning import RoleKeeper
-
-GIVE_UP_S = 5.0
-FIRST_STAGE = "queue"
-"""What each request's span begins with: until its first step."""
 
 E = TypeVar("E")
 C = TypeVar("C")
-E_contra = TypeVar("E_contra", contravariant=True)
-C_co = TypeVar("C_co", covariant=True)
 
-log = structlog.get_logger("kvtide.worker")
+__all__ = ["FIRST_STAGE", "Chassis", "OpenRun", "WorkerService"]
 
 
 @dataclass(slots=True)
@@ -62,15 +40,6 @@ class Chassis:
     def __post_init__(self) -> None:
         """Steps of all services are mixed."""
         self.steps = StepMixer(self.engine, self.node.clock)
-
-
-class IdleMachine(Machine[E_contra, C_co], Protocol[E_contra, C_co]):
-    """A machine that says when nothing is left to be done."""
-
-    @property
-    def idle(self) -> bool:
-        """Nothing waits, runs, or is held."""
-        ...
 
 
 @dataclass(slots=True)
@@ -92,12 +61,8 @@ class OpenRun:
         return part
 
 
-class WorkerService(Driver[E, C]):
-    """One role of a worker.
-
-    ``start`` returns at once; the node says READY when the model is loaded and the
-    store on this host can be written to. ``close`` drains, then ends everything.
-    """
+class WorkerService(RoleService[E, C]):
+    """One role of a worker whose engine is ours."""
 
     def __init__(
         self,
@@ -110,147 +75,22 @@ class WorkerService(Driver[E, C]):
         drain_s: float,
     ) -> None:
         """Nothing runs before ``start``."""
-        tasks = TaskScope(on_error=self._task_failed)
-        super().__init__(chassis.node, role, hops, machine, tasks)
+        super().__init__(chassis, role, hops, machine, metrics, drain_s=drain_s)
         self._engine = chassis.engine
-        self._pool = chassis.pool
         self._steps = chassis.steps
-        self._chassis = chassis
-        self._idle_machine = machine
-        self._counts = metrics
-        self._drain_s = drain_s
-        self._outbox = Outbox(chassis.node.bus)
         self._model: LoadedModel | None = None
-        self._spans = RequestSpans(chassis.node.tracer, role)
-
-    # ---- life
-
-    async def start(self) -> None:
-        """Listen, and take work as soon as the model is loaded."""
-        await self.listen()
-        self._tasks.spawn(self._outbox.run(), name=f"{self._role} outbox")
-        self._tasks.spawn(self._load_model(), name=f"{self._role} model")
-
-    async def close(self) -> None:
-        """Take no more work, let what runs end within the limit, free everything."""
-        self._node.set_state(NodeState.DRAINING)
-        self._tell(events.Drain())
-        await self._until_idle(self._drain_s)
-        self._tell(events.GiveUp())
-        await self._until_idle(self._give_up_s)
-        await self._outbox.flushed(timeout_s=1.0)
-        for subscription in self._subscriptions:
-            await subscription.close()
-        self._closed = True
-        await self._tasks.close()
-        await self._drop_all()
-
-    async def _until_idle(self, limit_s: float) -> None:
-        clock = self._node.clock
-        end_s = clock.monotonic() + limit_s
-        while not self._idle_machine.idle and clock.monotonic() < end_s:
-            await clock.sleep(TICK_S)
-
-    async def _load_model(self) -> None:
-        try:
-            model = await self._engine.model()
-        except EngineError:
-            return  # the process's owner waits for the model too, and ends
-        self._model = model
-        self._node.models(model.facts)
-        self._tell(self._loaded(model))
-
-    @property
-    def idle(self) -> bool:
-        """Nothing waits, runs, or is held."""
-        return self._idle_machine.idle
-
-    def take_work(self, *, taken: bool) -> None:
-        """Take new work, or none; what is there goes on."""
-        self._tell(events.Resume() if taken else events.Drain())
-
-    def _change_roles(self, change: ChangeRoles) -> Message:
-        roles = self._chassis.roles
-        return super()._change_roles(change) if roles is None else roles.change(change)
-
-    # ---- what a role knows
-
-    _give_up_s = GIVE_UP_S
-    """How long what was given up may take to end."""
-
-    _caused: tuple[type, ...] = ()
-    """Commands that are traced as part of what another worker said last."""
 
     @abstractmethod
     def _loaded(self, model: LoadedModel) -> E:
         """What the machine is told of the model."""
 
-    @abstractmethod
-    async def _drop_all(self) -> None:
-        """Close what is still open; no task runs any more."""
-
-    # ---- for a driver
-
-    @property
-    def _usable(self) -> bool:
-        return self._model is not None
-
-    def _store(self) -> NodeRef | None:
-        return self._pool.store if self._pool.ready else None
-
-    def _post(self, subject: str, message: Message) -> None:
-        ref = named_by(message) if self._spans.enabled else None
-        self._outbox.post(
-            subject, message, "" if ref is None else self._spans.trace(ref)
-        )
-
-    def _hear(self, message: AnyMessage) -> Message | None:
-        ref = named_by(message) if self._spans.enabled else None
-        if ref is None:
-            return super()._hear(message)
-        if not isinstance(message, PrefillWork | DecodeWork):
-            self._spans.told(ref)
-            return super()._hear(message)
-        self._spans.arrived(ref, prompt_tokens=len(message.tokens))
-        self._spans.first((ref,), FIRST_STAGE)
-        reply = super()._hear(message)
-        if isinstance(reply, WorkRefused | Failure):
-            self._spans.ended(ref, reply.code)
-        return reply
-
-    async def _run(
-        self, operation: Callable[[], Coroutine[Any, Any, E | None]], command: C
-    ) -> None:
-        if not self._spans.enabled:
-            await super()._run(operation, command)
-            return
-        # a task inherits the trace of whatever happened to begin it
-        TRACE.set("")
-        ref = named_by(command)
-        if ref is None:
-            await super()._run(operation, command)
-            return
-        caused = isinstance(command, self._caused)
-        with self._spans.operation(ref, name_of(command), caused=caused):
-            await super()._run(operation, command)
-
-    def _failed(self, command: C, error: Exception) -> E | events.CommonEvent | None:
-        name = name_of(command)
-        foreseen = isinstance(error, KvtideError)
-        log.error(
-            "operation failed",
-            role=self._role,
-            operation=name,
-            error=type(error).__name__,
-            reason=str(error),
-            exc_info=None if foreseen else error,
-        )
-        self._counts.operation_failed(name)
-        return self._failed_end(command, str(error))
-
-    @abstractmethod
-    def _failed_end(self, command: C, reason: str) -> E | events.CommonEvent | None:
-        """The event that ends ``command`` without its result; None: nobody waits."""
+    async def _wait_loaded(self) -> tuple[ModelFacts, E] | None:
+        try:
+            model = await self._engine.model()
+        except EngineError:
+            return None
+        self._model = model
+        return model.facts, self._loaded(model)
 
     def _space(self, work: Work) -> KeySpace:
         space = SpaceId(work.tenant, self._loaded_model.facts, work.salt)
@@ -260,6 +100,3 @@ class WorkerService(Driver[E, C]):
     def _loaded_model(self) -> LoadedModel:
         assert self._model is not None  # noqa: S101 - the machine waits for it
         return self._model
-
-    def _task_failed(self, error: BaseException) -> None:
-        log.error("worker task failed", role=self._role, exc_info=error)

@@ -1,0 +1,111 @@
+"""The seam to an engine that runs whole requests by itself; imports no torch.
+
+An engine of ours runs steps that a worker's machine decides. Others batch, page and
+preempt as they like; a worker gives them requests and takes tokens.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvtide.bus.messages import SamplingSpec, TokenLogprobs
+from kvtide.kv import ModelFacts, RequestRef, TenantId
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request to such an engine.
+
+    ``tokens`` are the prompt and, after it, the ``answered`` tokens of earlier attempts.
+    ``stop_ids`` end the answer, and can't be drawn before ``min_tokens`` more tokens.
+    ``tenant`` and ``salt`` say whose KV may be reused. ``handed``: another worker has put the
+    KV of all of ``tokens`` into the pool.
+    """
+
+    ref: RequestRef
+    tokens: tuple[int, ...]
+    answered: int
+    tenant: TenantId
+    salt: str
+    sampling: SamplingSpec
+    max_tokens: int
+    min_tokens: int = 0
+    stop_ids: tuple[int, ...] = ()
+    handed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some tokens of an answer, a stop id included.
+
+    ``logprobs`` are as many as ``ids``, or none; ``cached_tokens`` of the prompt were not
+    computed. ``ended``: nothing more comes.
+    """
+
+    ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    cached_tokens: int = 0
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What an engine serves: its model, and the tokens that its KV memory holds."""
+
+    facts: ModelFacts
+    kv_tokens: int
+
+
+class RequestEngine(Protocol):
+    """An engine that runs whole requests. For one loop."""
+
+    def start(self) -> None:
+        """Begin to load; returns at once."""
+        ...
+
+    async def served(self) -> Served:
+        """Wait until it serves.
+
+        Raises:
+            EngineError: it can't.
+        """
+        ...
+
+    async def failed_or(self, stop: asyncio.Event) -> None:
+        """Wait until ``stop`` is set.
+
+        Raises:
+            EngineError: it can't serve, or it has ended by itself.
+        """
+        ...
+
+    def check(self, ask: Ask) -> None:
+        """Refuse what it can't do exactly as asked.
+
+        Raises:
+            UnsupportedOption: it names the option.
+        """
+        ...
+
+    def answer(self, ask: Ask) -> AsyncGenerator[Piece]:
+        """The answer as it comes. Closing it early ends the request in the engine.
+
+        Raises:
+            EngineError: it ends without its answer.
+        """
+        ...
+
+    async def prepare(self, ask: Ask) -> int:
+        """Compute all of ``tokens`` and put their KV into the pool.
+
+        How many of them were not computed. When cancelled, so is the work.
+
+        Raises:
+            EngineError: it could not.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End it, in bounded time. Idempotent."""
+        ...
