@@ -7,18 +7,19 @@ import random
 import secrets
 import signal
 import statistics
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import httpx
+from tests.e2e.asking import Asking
 from tests.e2e.oracle.prompts import text_tokens
 from tests.e2e.oracle.reference import Oracle
 from tests.e2e.system import System, wait_for
 from tests.integration.otlp_receiver import OtlpReceiver, SeenSpan
+from typing_extensions import override
 
 from kvtide.engine.sampling import uniform
 
@@ -64,6 +65,8 @@ class Stream:
     """One stream's tokens, each with the wall-clock time at which it came."""
 
     question: Question
+    decode: str = ""
+    """Which worker it was promised first."""
     trace: str = field(default_factory=lambda: secrets.token_hex(16))
     ids: list[int] = field(default_factory=list[int])
     times_s: list[float] = field(default_factory=list[float])
@@ -91,12 +94,16 @@ class Stream:
             "cache_salt": self.trace,
             **self.question.sampling,
         }
-        headers = {"traceparent": f"00-{self.trace}-{'1' * 16}-01"}
+        headers = {
+            "traceparent": f"00-{self.trace}-{'1' * 16}-01",
+            "x-kvtide-debug": "1",
+        }
         with system.http.stream(
             "POST", "/v1/completions", json=body, headers=headers
         ) as response:
             if not response.is_success:
                 raise AssertionError(response.read().decode())
+            self.decode = response.headers["x-kvtide-decode"]
             for line in response.iter_lines():
                 if line.startswith("data: {"):
                     self._take(json.loads(line.removeprefix("data: ")))
@@ -115,36 +122,22 @@ class Stream:
         return next((at for at in self.times_s if at > moment_s), None)
 
 
-class Streams:
+class Streams(Asking):
     """A few streams at any time until the block ends."""
 
     def __init__(self, system: System, asked: Sequence[Question], threads: int) -> None:
+        super().__init__(threads, STREAM_LIMIT_S)
         self.all: list[Stream] = []
         self._system = system
         self._questions = itertools.cycle(asked)
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run) for _ in range(threads)]
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            with self._lock:
-                stream = Stream(next(self._questions))
-                self.all.append(stream)
-            stream.read(self._system)
-            if stream.failure is not None:
-                return
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(STREAM_LIMIT_S)
-        assert not any(thread.is_alive() for thread in self._threads), "a stream hangs"
+    @override
+    def ask(self) -> bool:
+        with self.lock:
+            stream = Stream(next(self._questions))
+            self.all.append(stream)
+        stream.read(self._system)
+        return stream.failure is None
 
 
 def is_right(stream: Stream, oracle: Oracle) -> bool:

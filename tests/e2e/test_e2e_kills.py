@@ -3,16 +3,16 @@
 import itertools
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self
 
 import pytest
+from tests.e2e.asking import Asking
 from tests.e2e.oracle.prompts import text_tokens
 from tests.e2e.oracle.reference import Oracle
 from tests.e2e.system import RequestError, System, alive, wait_for
+from typing_extensions import override
 
 from kvtide.engine.demo import default_cache_dir, ensure_demo_model
 
@@ -33,10 +33,11 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         yield running
 
 
-class Load:
+class Load(Asking):
     """Requests in a few threads until told to stop; a ledger of every one."""
 
     def __init__(self, system: System, threads: int) -> None:
+        super().__init__(threads, REQUEST_LIMIT_S)
         self.answers: list[tuple[Sequence[int], tuple[int, ...]]] = []
         self.errors: list[tuple[float, RequestError]] = []
         self.slowest_s = 0.0
@@ -46,40 +47,27 @@ class Load:
         self._texts = [
             text_tokens(system.tokenize, 20 + i % 70, 1000 + 40 * i) for i in range(80)
         ]
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._run) for _ in range(threads)]
 
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(REQUEST_LIMIT_S)
-        assert not any(thread.is_alive() for thread in self._threads), "a request hangs"
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            number = next(self._numbers)
-            prompt = self._shared + self._texts[number % len(self._texts)]
-            start_s = time.monotonic()
-            try:
-                if number % 2:
-                    ids = self._system.stream_ids(prompt, 24, ignore_eos=True)
-                else:
-                    ids = self._system.complete(prompt, 24, ignore_eos=True).ids
-            except RequestError as error:
-                with self._lock:
-                    self.errors.append((time.monotonic(), error))
-                self._stop.wait(0.3)
+    @override
+    def ask(self) -> bool:
+        number = next(self._numbers)
+        prompt = self._shared + self._texts[number % len(self._texts)]
+        start_s = time.monotonic()
+        try:
+            if number % 2:
+                ids = self._system.stream_ids(prompt, 24, ignore_eos=True)
             else:
-                with self._lock:
-                    self.answers.append((prompt, ids))
-            with self._lock:
-                self.slowest_s = max(self.slowest_s, time.monotonic() - start_s)
+                ids = self._system.complete(prompt, 24, ignore_eos=True).ids
+        except RequestError as error:
+            with self.lock:
+                self.errors.append((time.monotonic(), error))
+            self.stop.wait(0.3)
+        else:
+            with self.lock:
+                self.answers.append((prompt, ids))
+        with self.lock:
+            self.slowest_s = max(self.slowest_s, time.monotonic() - start_s)
+        return True
 
     def answered_more(self, more: int) -> None:
         """Wait for ``more`` right answers from now on."""

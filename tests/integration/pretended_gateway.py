@@ -1,12 +1,13 @@
 """A gateway for tests of workers: sends work itself, acknowledges, lists what it owns."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
+from tests.integration.cluster import Cluster
 
 from kvtide.bus import Incoming, Member, Node, open_node
 from kvtide.bus.messages import (
@@ -43,6 +44,9 @@ from kvtide.runtime import SystemClock
 from kvtide.runtime.settings import RoleSettings
 
 LIMIT_S = 240.0
+
+
+WORKER = "worker-0"
 
 
 @dataclass(slots=True)
@@ -293,15 +297,31 @@ class PretendedGateway:
 
 @asynccontextmanager
 async def pretended_gateway(
-    nats_url: str, state_dir: Path, shm_dir: Path, name: str = "gateway-test"
+    cluster: Cluster, *nodes: str, name: str = "gateway-test"
 ) -> AsyncGenerator[PretendedGateway]:
-    """A gateway on a real node in this process."""
+    """A gateway on a real node in this process, once it knows that ``nodes`` are ready."""
     settings = RoleSettings(
-        nats=nats_url, node=name, state_dir=state_dir, shm_dir=shm_dir
+        nats=cluster.nats.url,
+        node=name,
+        state_dir=cluster.state_dir,
+        shm_dir=cluster.shm_dir(),
     )
     async with open_node(
         settings, (Role.GATEWAY,), clock=SystemClock(), registry=CollectorRegistry()
     ) as node:
         gateway = PretendedGateway(node)
         await gateway.start()
+        for each in nodes:
+            await gateway.member(each)
         yield gateway
+
+
+@asynccontextmanager
+async def lone_worker(
+    folder: Path, settings: Mapping[str, Mapping[str, object]]
+) -> AsyncGenerator[tuple[Cluster, PretendedGateway]]:
+    """One worker of both roles with a store, ``WORKER``, and a gateway that knows it."""
+    with Cluster(folder, prefill=0, decode=0, workers=1, settings=settings) as cluster:
+        await asyncio.to_thread(cluster.wait_ready)
+        async with pretended_gateway(cluster, WORKER) as gateway:
+            yield cluster, gateway

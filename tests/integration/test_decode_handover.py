@@ -61,11 +61,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster]:
 
 @pytest.fixture
 async def gateway(cluster: Cluster) -> AsyncGenerator[PretendedGateway]:
-    async with pretended_gateway(
-        cluster.nats.url, cluster.state_dir, cluster.shm_dir()
-    ) as gateway:
-        for name in ("prefill-0", "prefill-1", "decode-0", "store-0"):
-            await gateway.member(name)
+    names = ("prefill-0", "prefill-1", "decode-0", "store-0")
+    async with pretended_gateway(cluster, *names) as gateway:
         yield gateway
 
 
@@ -216,10 +213,8 @@ async def test_what_a_gone_gateway_owned_is_freed(
     cluster: Cluster, gateway: PretendedGateway, text: Tokenizer
 ) -> None:
     async with pretended_gateway(
-        cluster.nats.url, cluster.state_dir, cluster.shm_dir(), "gateway-gone"
+        cluster, "prefill-0", "decode-0", name="gateway-gone"
     ) as leaving:
-        for name in ("prefill-0", "decode-0"):
-            await leaving.member(name)
         asked = await leaving.send(prompt(text, 300, 750), 2000)
         await leaving.until(asked, lambda: asked.ids)
     await settled(cluster, gateway)

@@ -9,7 +9,11 @@ import pytest
 from tests.e2e.oracle.prompts import text_tokens
 from tests.e2e.oracle.reference import Oracle
 from tests.integration.cluster import Cluster
-from tests.integration.pretended_gateway import PretendedGateway, pretended_gateway
+from tests.integration.pretended_gateway import (
+    WORKER,
+    PretendedGateway,
+    pretended_gateway,
+)
 from tokenizers import Tokenizer
 
 from kvtide.bus.messages import Presence, PresenceReply
@@ -17,8 +21,6 @@ from kvtide.engine.demo import default_cache_dir, ensure_demo_model
 from kvtide.kv import Located, Role
 
 pytestmark = pytest.mark.timeout(900)
-
-WORKER = "worker-0"
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +33,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster]:
 
 @pytest.fixture
 async def gateway(cluster: Cluster) -> AsyncGenerator[PretendedGateway]:
-    async with pretended_gateway(
-        cluster.nats.url, cluster.state_dir, cluster.shm_dir()
-    ) as gateway:
-        await gateway.member("worker-0")
+    async with pretended_gateway(cluster, WORKER) as gateway:
         yield gateway
 
 
@@ -89,9 +88,7 @@ async def test_between_hosts_everything_goes_over_tcp(
     with Cluster(tmp_path / "hosts", prefill=1, decode=0, hosts=2) as cluster:
         cluster.add("decode", 1)  # on the other host
         await asyncio.to_thread(cluster.wait_ready)
-        async with pretended_gateway(
-            cluster.nats.url, cluster.state_dir, cluster.shm_dir()
-        ) as gateway:
+        async with pretended_gateway(cluster) as gateway:
             hosts = {
                 name: (await gateway.member(name)).beat.host
                 for name in ("store-0", "store-1", "prefill-0", "decode-1")

@@ -14,12 +14,12 @@ from statistics import median
 
 import psutil
 import pytest
-from tests.integration.cluster import Cluster
 from tests.integration.pretended_gateway import (
     LIMIT_S,
+    WORKER,
     Asked,
     PretendedGateway,
-    pretended_gateway,
+    lone_worker,
 )
 
 from kvtide.bus.messages import (
@@ -34,7 +34,6 @@ from kvtide.runtime import TaskScope
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.full]
 
-WORKER = "worker-0"
 BLOCK = 64
 KV_TOKENS = 7 * BLOCK
 STORE_BYTES = 64 << 20
@@ -100,15 +99,8 @@ async def watch(tmp_path: Path) -> AsyncGenerator[Watch]:
         "store": {"dram_bytes": STORE_BYTES},
         "worker": {"chunk_tokens": 128, "kv_tokens": KV_TOKENS, "growth_blocks": 0},
     }
-    with Cluster(
-        tmp_path / "long", prefill=0, decode=0, workers=1, settings=settings
-    ) as cluster:
-        await asyncio.to_thread(cluster.wait_ready)
-        async with pretended_gateway(
-            cluster.nats.url, cluster.state_dir, cluster.shm_dir()
-        ) as gateway:
-            await gateway.member(WORKER)
-            yield Watch(gateway, psutil.Process(cluster[WORKER].pid))
+    async with lone_worker(tmp_path / "long", settings) as (cluster, gateway):
+        yield Watch(gateway, psutil.Process(cluster[WORKER].pid))
 
 
 class Load:

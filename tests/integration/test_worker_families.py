@@ -17,9 +17,10 @@ from tests.integration.cluster import Cluster
 from tests.integration.family_models import VARIANTS, make_model
 from tests.integration.pretended_gateway import (
     LIMIT_S,
+    WORKER,
     Asked,
     PretendedGateway,
-    pretended_gateway,
+    lone_worker,
 )
 
 from kvtide.bus.messages import DecodeLoad, PrefillLoad, StoreLoad
@@ -27,7 +28,6 @@ from kvtide.kv import Located, NodeId, Tier
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 
-WORKER = "worker-0"
 BLOCK = 64
 VOCAB = 300
 L = TypeVar("L", PrefillLoad, DecodeLoad, StoreLoad)
@@ -127,15 +127,8 @@ async def served(folder: Path, family: str, **worker: object) -> AsyncGenerator[
         "ssd_save_s": 0.2,
     }
     settings = {"store": ssd, "worker": {"model": str(model), **worker}}
-    with Cluster(
-        folder / family, prefill=0, decode=0, workers=1, settings=settings
-    ) as cluster:
-        await asyncio.to_thread(cluster.wait_ready)
-        async with pretended_gateway(
-            cluster.nats.url, cluster.state_dir, cluster.shm_dir()
-        ) as gateway:
-            await gateway.member(WORKER)
-            yield Served(cluster, gateway, Oracle(model))
+    async with lone_worker(folder / family, settings) as (cluster, gateway):
+        yield Served(cluster, gateway, Oracle(model))
 
 
 @pytest.mark.parametrize("chunk", [1, 37, 64, 2048])

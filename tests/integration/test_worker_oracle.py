@@ -14,8 +14,10 @@ from tests.e2e.oracle.reference import Oracle
 from tests.integration.cluster import Cluster
 from tests.integration.pretended_gateway import (
     LIMIT_S,
+    WORKER,
     Asked,
     PretendedGateway,
+    lone_worker,
     pretended_gateway,
 )
 from tokenizers import Tokenizer
@@ -33,7 +35,6 @@ from kvtide.kv import Role
 
 pytestmark = pytest.mark.timeout(600)
 
-WORKER = "worker-0"
 BLOCK = 64
 SETTINGS: dict[str, object] = {
     "chunk_tokens": 37,
@@ -66,10 +67,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster]:
 
 @pytest.fixture
 async def gateway(cluster: Cluster) -> AsyncGenerator[PretendedGateway]:
-    async with pretended_gateway(
-        cluster.nats.url, cluster.state_dir, cluster.shm_dir()
-    ) as gateway:
-        await gateway.member(WORKER)
+    async with pretended_gateway(cluster, WORKER) as gateway:
         yield gateway
 
 
@@ -193,20 +191,9 @@ async def test_any_chunk_size_gives_the_same_tokens(
     tmp_path: Path, oracle: Oracle, text: Tokenizer, chunk: int
 ) -> None:
     settings: dict[str, object] = {"chunk_tokens": chunk, "kv_tokens": 4096}
-    with Cluster(
-        tmp_path / "chunks",
-        prefill=0,
-        decode=0,
-        workers=1,
-        settings={"worker": settings},
-    ) as cluster:
-        await asyncio.to_thread(cluster.wait_ready)
-        async with pretended_gateway(
-            cluster.nats.url, cluster.state_dir, cluster.shm_dir()
-        ) as gateway:
-            await gateway.member(WORKER)
-            for tokens in (2, 63, 64, 65, 200, 700):
-                prompt = prompt_of(text, tokens, 7 * tokens)
-                asked = await gateway.finished(await send(gateway, prompt, 24))
-                assert oracle.check(prompt, asked.ids).right
-            await nothing_is_held(gateway)
+    async with lone_worker(tmp_path / "chunks", {"worker": settings}) as (_, gateway):
+        for tokens in (2, 63, 64, 65, 200, 700):
+            prompt = prompt_of(text, tokens, 7 * tokens)
+            asked = await gateway.finished(await send(gateway, prompt, 24))
+            assert oracle.check(prompt, asked.ids).right
+        await nothing_is_held(gateway)

@@ -32,11 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster]:
 
 @pytest.fixture
 async def gateway(cluster: Cluster) -> AsyncGenerator[PretendedGateway]:
-    async with pretended_gateway(
-        cluster.nats.url, cluster.state_dir, cluster.shm_dir()
-    ) as gateway:
-        for name in (FIRST, SECOND, "decode-0"):
-            await gateway.member(name)
+    async with pretended_gateway(cluster, FIRST, SECOND, "decode-0") as gateway:
         yield gateway
 
 
