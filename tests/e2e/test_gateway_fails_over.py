@@ -7,12 +7,14 @@ import random
 import signal
 import statistics
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tests.e2e.fault_rounds import (
     ROLES,
     Saboteur,
+    Stream,
     Streams,
     is_right,
     pauses,
@@ -30,6 +32,7 @@ from kvtide.engine.demo import default_cache_dir, ensure_demo_model
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 LONG = [pytest.mark.full, pytest.mark.timeout(2700)]
+MANY_ROUNDS = 100
 MOST_MEDIAN_S = 30.0
 """Ten times what it should take on a quiet machine."""
 
@@ -60,21 +63,68 @@ def test_one_trace_runs_through_all_processes(
     check_trace(traced_answer(system, collector, prompt))
 
 
+def environment(pid: int) -> list[bytes]:
+    """With what a process was started; it keeps that."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def is_spare(pid: int) -> bool:
+    return b"_KVTIDE_NAME=spare" in environment(pid)
+
+
+def has_spare(system: System) -> bool:
+    """Whether one waits: it is started a moment after everything is ready."""
+    known = environment(system.processes()["store-0"])
+    (run,) = (entry for entry in known if entry.startswith(b"_KVTIDE_RUN="))
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return any(is_spare(pid) and run in environment(pid) for pid in pids)
+
+
 def test_a_spare_takes_a_dead_workers_place(system: System) -> None:
+    def epoch() -> int | None:
+        beat = system.beats().get("decode-1")
+        return None if beat is None else beat["node"]["epoch"]
+
+    wait_for(lambda: has_spare(system), 60, "a spare")
+    before = epoch()
     dead = system.processes()["decode-1"]
     os.kill(dead, signal.SIGKILL)
     wait_for(
         lambda: system.processes().get("decode-1", dead) != dead, 60, "another worker"
     )
-    # a process keeps the environment that it was started with
-    environment = Path(f"/proc/{system.processes()['decode-1']}/environ").read_bytes()
-    assert b"_KVTIDE_NAME=spare" in environment.split(b"\0")
-    wait_for(system.ready, 60, "every role is back")
+    assert is_spare(system.processes()["decode-1"])
+    wait_for(lambda: epoch() not in {None, before}, 60, "its beats")
 
 
 @functools.cache
 def oracle() -> Oracle:
     return Oracle(ensure_demo_model(default_cache_dir()))
+
+
+def test_a_stream_goes_on_when_its_worker_is_killed(
+    system: System, collector: OtlpReceiver
+) -> None:
+    stream = Stream(questions(system, 1)[0])
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(stream.read, system)
+        wait_for(
+            lambda: bool(stream.ids or stream.failure), 60, "its first token", 0.001
+        )
+        os.kill(system.processes()[stream.decode], signal.SIGKILL)
+        reading.result(120)
+    assert stream.failure is None
+    assert is_right(stream, oracle()), stream.ids
+
+    def placed() -> int:
+        spans = collector.trace(stream.trace).values()
+        return sum((s.service, s.name) == ("kvtide-gateway", "admit") for s in spans)
+
+    # while no other worker is there, it is asked for again and again
+    wait_for(lambda: placed() > 1, 60, "both placements' spans")
+    wait_for(system.ready, 60, "every role is back")
 
 
 def plan(rounds: int, kills: int) -> list[tuple[str, str]]:
@@ -111,8 +161,11 @@ def test_answers_are_those_of_an_undisturbed_run(
     assert [(s.ids, s.question) for s in wrong] == [], seed
     with capsys.disabled():
         print(f"\n{rounds} faults, {len(streams.all)} streams\n{told(found)}")  # noqa: T201 - the figures are what people look for
-    assert {one.fault.kind for one in found} == {"kill", "stop"}
-    assert statistics.median(one.silence_s for one in found) < MOST_MEDIAN_S
+    # whether a fault meets a stream is chance, which few rounds don't average out
+    if rounds >= MANY_ROUNDS:
+        assert {one.fault.kind for one in found} == {"kill", "stop"}
+    if found:
+        assert statistics.median(one.silence_s for one in found) < MOST_MEDIAN_S
     wait_for(system.ready, 60, "every role is back")
     workers = [f"{role}-{number}" for role in ROLES for number in range(2)]
     system.wait_idle("store-0", *workers, "conductor-0", "gateway-0")

@@ -37,7 +37,7 @@ def traced_answer(
     wanted = {**WANTED, **more}
     wait_for(
         lambda: not missing(receiver.trace(trace), wanted),
-        20,
+        60,
         "all spans of the request",
     )
     return receiver.trace(trace)
