@@ -30,7 +30,7 @@ from kvtide.bus.nats_client import NatsPass
 from kvtide.bus.nats_link import NatsLink
 from kvtide.bus.network import FaultyNetwork, NetworkFaults, PerfectNetwork
 from kvtide.bus.node import Node
-from kvtide.bus.opening import open_node
+from kvtide.bus.opening import open_node, transfer_tls
 from kvtide.bus.roster import (
     Changed,
     Gone,
@@ -100,4 +100,5 @@ __all__ = [
     "decode_plain",
     "load_secret",
     "open_node",
+    "transfer_tls",
 ]

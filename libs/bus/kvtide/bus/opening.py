@@ -21,7 +21,7 @@ from kvtide.runtime import Clock, ConfigError, TaskScope
 from kvtide.runtime.settings import RoleSettings
 from kvtide.runtime.tracer_opening import open_tracer
 from kvtide.runtime.tracing import Tracer
-from kvtide.transfer import Endpoint, PrometheusObserver
+from kvtide.transfer import Endpoint, PrometheusObserver, TlsFiles
 
 log = structlog.get_logger("kvtide.bus")
 
@@ -36,11 +36,13 @@ async def open_node(
     stop: asyncio.Event | None = None,
     limits: BusLimits | None = None,
     times: NodeTimes | None = None,
+    host: str = "",
 ) -> AsyncGenerator[Node]:
     """A node that others see: secret, identity, transfer endpoint, NATS, beats.
 
     Waits for the NATS server for as long as it takes, or until ``stop`` is set.
-    ``settings.node`` must be set.
+    ``settings.node`` must be set. ``host`` is what it shares memory as; empty: as the
+    folder of shared memory says.
 
     Raises:
         Interrupted: ``stop`` was set before the server was reached.
@@ -83,12 +85,31 @@ async def open_node(
             secret=secret,
             endpoint=endpoint,
             times=times,
-            host=endpoint.address.shm_host,
+            host=host or endpoint.address.shm_host,
             tracer=tracer,
         )
         await stack.enter_async_context(opened)
         log.info("node open", node=node, epoch=identity.current.epoch)
         yield opened
+
+
+def transfer_tls(settings: RoleSettings) -> TlsFiles | None:
+    """The files for TLS between transfer ports; None: bytes go as they are.
+
+    Raises:
+        ConfigError: some are set and some are not.
+    """
+    certificate, key = settings.transfer_cert_file, settings.transfer_key_file
+    authority = settings.transfer_ca_file
+    if certificate is None and key is None and authority is None:
+        return None
+    if certificate is None or key is None or authority is None:
+        raise ConfigError(
+            "TLS for transfers needs transfer_cert_file, transfer_key_file and "
+            "transfer_ca_file, all of them",
+            key="transfer_cert_file",
+        )
+    return TlsFiles(certificate, key, authority)
 
 
 async def _started_endpoint(
@@ -108,6 +129,7 @@ async def _started_endpoint(
         port=settings.transfer_port,
         advertise_host=settings.advertise or None,
         shm_dir=settings.shm_dir,
+        tls=transfer_tls(settings),
         observer=observer,
         tracer=tracer,
     )

@@ -16,7 +16,7 @@ from kvtide.cli.commands.sim import sim_app
 from kvtide.cli.exits import leave
 from kvtide.cli.flags import CatalogUrl, Cluster, Config, Json, Nats, StateDir
 from kvtide.cli.pool_commands import blocks_app, drain
-from kvtide.cli.tenant_commands import audit, keys_app, tenants_app
+from kvtide.cli.tenant_commands import audit, cluster_keys, keys_app, tenants_app
 
 app = typer.Typer(
     name="kvtide",
@@ -33,6 +33,7 @@ app.add_typer(blocks_app, name="blocks")
 app.add_typer(tenants_app, name="tenants")
 app.add_typer(keys_app, name="keys")
 app.command()(audit)
+app.command("cluster-keys")(cluster_keys)
 app.command()(drain)
 app.command()(plan)
 

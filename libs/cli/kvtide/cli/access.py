@@ -11,6 +11,7 @@ from kvtide.bus import (
     NatsBus,
     NatsPass,
     load_secret,
+    transfer_tls,
 )
 from kvtide.bus.interface import Bus, Incoming
 from kvtide.bus.messages import AnyMessage, Beat, Message
@@ -54,6 +55,7 @@ async def open_bus(settings: RoleSettings) -> AsyncGenerator[NatsBus]:
         listen_host=settings.listen,
         advertise_host=settings.advertise or None,
         shm_dir=None,
+        tls=transfer_tls(settings),
     )
     async with endpoint:
         try:

@@ -5,22 +5,16 @@ A folder holds all of it. What is there is kept, so that a node can be added lat
 again with its name, give it its key, and have the server read its configuration anew.
 """
 
-import datetime as dt
-import ipaddress
-import os
 import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import cast
 
 import nkeys
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from kvtide.bus import Subjects
 from kvtide.bus.grants import Grant, grant_of, operator_grant
+from kvtide.cli.certificates import Authority, write_private
 from kvtide.cli.nats_keys import OPERATOR, Keys
 from kvtide.kv import NodeId, Role
 from kvtide.runtime import ConfigError
@@ -28,8 +22,6 @@ from kvtide.runtime import ConfigError
 ANSWER_LIMIT = "5m"
 """So long after a question its reply is still let through."""
 
-_AUTHORITY = "kvtide authority"
-_DAYS = 3650
 _SEED_BYTES = 32
 
 
@@ -48,10 +40,17 @@ def roles_of(role: str) -> tuple[Role, ...]:
         raise ConfigError(f"{role!r} is no role: it is one of {known}") from None
 
 
-def authorization(keys: Keys, cluster: str, nodes: Iterable[tuple[str, str]]) -> str:
+def authorization(
+    keys: Keys,
+    cluster: str,
+    nodes: Iterable[tuple[str, str]],
+    *,
+    served_from: Path | None = None,
+) -> str:
     """The part of a server's configuration that says who may do what, over TLS.
 
-    ``nodes`` are roles and names. Keys that are missing are made.
+    ``nodes`` are roles and names. Keys that are missing are made. ``served_from`` is
+    where the server finds its certificate, if not in the folder of the keys.
 
     Raises:
         ConfigError: a name or role that can't be.
@@ -65,8 +64,9 @@ def authorization(keys: Keys, cluster: str, nodes: Iterable[tuple[str, str]]) ->
         except ValueError as error:
             raise ConfigError(str(error)) from error
         users.append(_user(keys, name, grant))
+    at = Keys(served_from or keys.folder)
     return (
-        f'tls {{ cert_file: "{keys.certificate}", key_file: "{keys.certificate_key}", '
+        f'tls {{ cert_file: "{at.certificate}", key_file: "{at.certificate_key}", '
         f'min_version: "1.3", timeout: 5 }}\n'
         "authorization { users: [\n" + ",\n".join(users) + "\n] }\n"
     )
@@ -82,50 +82,11 @@ def make_certificates(keys: Keys, names: Sequence[str]) -> None:
     """
     if keys.ca_file.exists() and keys.certificate.exists():
         return
-    authority_key = ec.generate_private_key(ec.SECP256R1())
-    server_key = ec.generate_private_key(ec.SECP256R1())
-    authority = _certificate(_AUTHORITY, authority_key, ca=True)
-    server = _certificate("kvtide nats", server_key, ca=False)
-    server = server.add_extension(
-        x509.SubjectAlternativeName([_alternative(name) for name in names]),
-        critical=False,
-    )
-    private = server_key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    _write_private(keys.certificate_key, private)
-    for path, made in ((keys.certificate, server), (keys.ca_file, authority)):
-        signed = made.sign(authority_key, hashes.SHA256())
-        _write_private(path, signed.public_bytes(serialization.Encoding.PEM))
-
-
-def _certificate(
-    name: str, key: ec.EllipticCurvePrivateKey, *, ca: bool
-) -> x509.CertificateBuilder:
-    now = dt.datetime.now(dt.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(_name(name))
-        .issuer_name(_name(_AUTHORITY))
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=_DAYS))
-        .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-    )
-
-
-def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-
-def _alternative(name: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        return x509.DNSName(name)
+    authority = Authority.make()
+    certificate, key = authority.issue("kvtide nats", names)
+    write_private(keys.certificate_key, key)
+    write_private(keys.certificate, certificate)
+    write_private(keys.ca_file, authority.certificate)
 
 
 def _user(keys: Keys, name: str, grant: Grant) -> str:
@@ -146,13 +107,6 @@ def _public_key(path: Path) -> str:
         seed = nkeys.encode_seed(
             secrets.token_bytes(_SEED_BYTES), nkeys.PREFIX_BYTE_USER
         )
-        _write_private(path, bytes(seed) + b"\n")
+        write_private(path, bytes(seed) + b"\n")
     pair = nkeys.from_seed(bytearray(path.read_bytes().strip()))
     return cast("bytes", pair.public_key).decode("ascii")
-
-
-def _write_private(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)

@@ -221,6 +221,39 @@ def audit(
     )
 
 
+def cluster_keys(
+    folder: Annotated[
+        str, typer.Argument(help="Folder to make them in.", metavar="DIR")
+    ],
+    host: Annotated[
+        list[str],
+        typer.Option(help="HOST=ROLE:NODE,ROLE:NODE; once for each host."),
+    ],
+    nats: Annotated[
+        list[str], typer.Option(help="Name or address of a NATS server; of each.")
+    ],
+    cluster: Annotated[str, typer.Option(help="Name of the cluster.")] = "local",
+    at: Annotated[
+        str, typer.Option(help="Where a host will have its folder.", metavar="PATH")
+    ] = "/etc/kvtide",
+) -> None:
+    """Make keys and certificates for a cluster: a folder for each host."""
+    from pathlib import Path  # noqa: PLC0415
+
+    from kvtide.cli.commands.cluster_keys import write_cluster_keys  # noqa: PLC0415
+
+    leave(
+        lambda console: write_cluster_keys(
+            Path(folder),
+            cluster=cluster,
+            nats=nats,
+            hosts=host,
+            at=Path(at),
+            console=console,
+        )
+    )
+
+
 def _ask(question: str) -> bool:
     """Nobody at a terminal means no."""
     if not sys.stdin.isatty():

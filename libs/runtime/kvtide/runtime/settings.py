@@ -100,6 +100,17 @@ class RoleSettings(BaseModel):
     transfer_port: int = Field(
         default=0, ge=0, le=65535, description="port for bulk bytes; 0: any free one"
     )
+    transfer_cert_file: Path | None = Field(
+        default=None,
+        description="file with this host's certificate for bulk bytes; set: TLS, for "
+        "all nodes of a cluster or none",
+    )
+    transfer_key_file: Path | None = Field(
+        default=None, description="file with that certificate's key"
+    )
+    transfer_ca_file: Path | None = Field(
+        default=None, description="file with the authority that signed all of them"
+    )
     log_level: str = Field(
         default="info",
         pattern="^(debug|info|warning|error)$",

@@ -10,7 +10,7 @@ MAX_PAYLOAD_BYTES = 1024 * 1024
 """More than the bus's own limit of 256 KiB with its envelope."""
 
 _CONFIG = """\
-# written by kvtide up; changes are lost
+# written by kvtide; kvtide up writes it anew each time
 listen: "{host}:{port}"
 server_name: "{name}"
 max_payload: {max_payload}
