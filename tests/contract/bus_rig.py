@@ -36,7 +36,7 @@ from kvtide.runtime import SystemClock
 from kvtide.transfer import MemoryFabric, TransferEndpoint
 
 LIMITS = BusLimits(reconnect_wait_s=0.02, ping_s=0.2)
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 class Rig:

@@ -333,7 +333,7 @@ async def test_a_message_rides_with_a_transfer(pair: Pair) -> None:
     read = [ReadSlice(pair.region.handle(), 0, into)]
     write = [WriteSlice(pair.region.handle(Access.WRITE), 0, into)]
     await peer.read(read, timeout_s=5, notify=b"read")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         assert await heard.get() == ("reader", 1, b"read")
         await peer.write(write, timeout_s=5, notify=b"written")
         assert await heard.get() == ("reader", 1, b"written")

@@ -22,7 +22,7 @@ from kvtide.engine.demo import default_cache_dir
 
 START_LIMIT_S = 240.0
 STOP_LIMIT_S = 60.0
-IDLE_LIMIT_S = 30.0
+IDLE_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)

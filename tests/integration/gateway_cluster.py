@@ -304,7 +304,7 @@ class Cluster:
             g.task is not None and not g.task.done() for g in self.generating.values()
         )
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 40) -> None:
         async with asyncio.timeout(timeout_s):
             while not condition():
                 await self.clock.sleep(0.005)
@@ -409,6 +409,6 @@ async def running_gateway(
             )
         yield running
         stop.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             await served
     await hub.close()

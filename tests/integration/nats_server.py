@@ -22,7 +22,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 _START_LIMIT_S = 20.0
-_STOP_LIMIT_S = 10.0
+_STOP_LIMIT_S = 30.0
 
 
 @cache

@@ -55,7 +55,7 @@ FACTS = ModelFacts(
 )
 SPACE = KeySpace(SECRET, SpaceId(TenantId("t"), FACTS))
 LAYOUT = Layout.of(FACTS)
-LIMIT_S = 20.0
+LIMIT_S = 40.0
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:

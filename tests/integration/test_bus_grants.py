@@ -23,7 +23,7 @@ from kvtide.kv import NodeId, NodeRef, Role
 SUBJECTS = Subjects("local")
 NODES = [(str(role), f"{role}-0") for role in Role] + [("decode", "decode-1")]
 WORD = Goodbye(node=NodeRef(NodeId("somebody"), 1))
-HEARD_S = 5.0
+HEARD_S = 20.0
 LIMITS = BusLimits(drain_timeout_s=0.1, connect_timeout_s=2.0)
 
 

@@ -66,7 +66,7 @@ def test_without_kvtide_everything_is_a_quick_miss(tmp_path: Path) -> None:
         assert lonely.load(names(3)) == [None] * 3
         assert lonely.client.pin(lonely.space.keys(names(3)), 1.0) == 0
         took_s = time.monotonic() - started_s  # noqa: TID251 - a real client
-        assert took_s < 2.0
+        assert took_s < 20.0
         counts = lonely.client.counts()
         assert (counts.refused_blocks, counts.missed_blocks) == (3, 3)
     finally:

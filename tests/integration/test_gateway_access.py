@@ -66,7 +66,7 @@ async def ask(
 async def until_status(
     client: httpx.AsyncClient, headers: dict[str, str], status: int
 ) -> httpx.Response:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         while (reply := await ask(client, headers)).status_code != status:  # noqa: ASYNC110 - another process's work is awaited
             await asyncio.sleep(0.02)
     return reply
@@ -177,7 +177,7 @@ async def test_administration_has_a_key_of_its_own_and_is_noted(tmp_path: Path) 
             page = await client.get("/admin/v1/audit", headers=admin)
             return {entry["action"] for entry in page.json()}
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             while not {"tenant.delete", "key.make", "key.use"} <= await actions():  # noqa: ASYNC110 - the writer's work is awaited
                 await asyncio.sleep(0.05)
 
@@ -241,7 +241,7 @@ async def read_all(running: Running, sent: bytes) -> bytes:
     writer.write(sent)
     await writer.drain()
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             return await reader.read()
     finally:
         writer.close()

@@ -275,7 +275,7 @@ async def test_a_chunked_body_is_refused_while_it_is_sent(running: Running) -> N
         writer.write(chunk)
         await writer.drain()
         await asyncio.sleep(0)
-    assert (await asyncio.wait_for(answered, 5)).startswith(b"HTTP/1.1 413")
+    assert (await asyncio.wait_for(answered, 40)).startswith(b"HTTP/1.1 413")
     writer.close()
 
 

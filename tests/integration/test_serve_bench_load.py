@@ -23,7 +23,7 @@ from kvtide.cli.serve_bench.workload import Conversation, Mix, of_mix, poisson
 from kvtide.runtime import ConfigError, SystemClock
 
 STYLE = Style("m")
-LIMIT_S = 20
+LIMIT_S = 40
 
 
 @pytest.fixture

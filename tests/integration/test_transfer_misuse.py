@@ -36,7 +36,7 @@ from kvtide.transfer.regions import Grant, RegionTable
 from kvtide.transfer.requests import Request
 from kvtide.transfer.tcp import TcpCarrier
 
-LIMIT_S = 20.0
+LIMIT_S = 40.0
 DATA = os.urandom(MIB)
 
 

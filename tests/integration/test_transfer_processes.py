@@ -197,7 +197,7 @@ async def test_owner_killed_in_mid_read(
         noticed = await task
     # seen in milliseconds; far below the 60 s that the reads were given
     assert noticed - killed < 10
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         while not peer.gone:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     with pytest.raises(Unreachable):
@@ -224,7 +224,7 @@ async def test_restarted_owner_is_another_epoch(
         view = memoryview(bytearray(1000))
         await peer.read([ReadSlice(again.handle, 0, view)], timeout_s=30)
         assert bytes(view) == BLOCK[:1000]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             while not old.gone:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     finally:

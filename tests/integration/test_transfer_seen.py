@@ -36,7 +36,7 @@ class Seen:
 
     async def until(self, expected: float, name: str, **labels: str) -> None:
         """The owner counts after its answer, in its own thread."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             while self(name, **labels) < expected:
                 await asyncio.sleep(0.005)
         assert self(name, **labels) == expected
@@ -142,7 +142,7 @@ async def test_traces_go_with_reads_and_writes(
             await peer.write([WriteSlice(handle, 0, into)], timeout_s=10, trace=write)
             expected = [(read, "read", 5, "reader"), (write, "write", 5, "reader")]
             found: list[object] = []
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(40):
                 while len(found) < len(expected):
                     served = [vars(r) for r in caplog.records if r.message == "served"]
                     found = [

@@ -123,7 +123,7 @@ async def test_strangers_on_a_port_with_tls(tmp_path: Path, data: bytes) -> None
     notes = Notes()
     async with make("owner", tls, notes) as owner:
         await asyncio.to_thread(throw, owner.address.port, data)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             while not notes.refusals:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         async with make("reader", tls) as reader:

@@ -34,7 +34,7 @@ def moved_by(peer: SocketPeer) -> dict[str, int]:
 
 
 async def until_ways(peer: SocketPeer, *names: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         while set(moved_by(peer)) != set(names):
             await asyncio.sleep(0.005)
 
@@ -206,7 +206,7 @@ async def test_a_device_goes_in_mid_transfer(owner: Endpoint, fabric: Fabric) ->
         peer = await reader.connect(owner.address)
         into = memoryview(bytearray(64 * MIB))
         transfer = peer.read([ReadSlice(region.handle(), 0, into)], timeout_s=60)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             while fabric.moved.get("fake1", 0) < MIB:
                 await asyncio.sleep(0)
         fabric.there.remove("fake1")
