@@ -17,11 +17,15 @@ from kvtide.cli.resolve import resolve
 from kvtide.cli.roles import ROLES
 from kvtide.cli.settings import wait_passively
 from kvtide.runtime import ConfigError, KvtideError, SystemClock
+from kvtide.runtime.heap import settle_heap
 from kvtide.runtime.logs import configure_logging
 from kvtide.runtime.metrics import new_registry, version
 from kvtide.runtime.settings import RoleSettings
 
 log = structlog.get_logger("kvtide.cli")
+
+SETTLED_S = 5.0
+"""After which time a role is taken to have built up what it stands on."""
 
 Serve = Callable[[asyncio.Event, CollectorRegistry], Awaitable[None]]
 """Serves until the event is set; returns after a clean stop."""
@@ -36,6 +40,7 @@ def run_process(role: str, settings: RoleSettings, serve: Serve) -> int:
         level=settings.log_level, log_format=settings.log_format, node=settings.node
     )
     log.info("starting", role=role, version=version())
+    settle_heap()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         registry = new_registry(role=role, node=settings.node, loop=runner.get_loop())
         try:
@@ -79,6 +84,7 @@ async def _until_signal(serve: Serve, registry: CollectorRegistry) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked, number)
+    loop.call_later(SETTLED_S, settle_heap)
     await serve(stop, registry)
 
 

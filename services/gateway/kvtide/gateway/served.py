@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +18,8 @@ INLINE_CHARS = 4096
 """Shorter texts are tokenised at once; longer ones would hold up other streams."""
 
 NOT_READY_RETRY_MS = 1000.0
+_SPACES = 256
+"""Key spaces that are kept: deriving one costs as much as all keys of a short prompt."""
 
 T = TypeVar("T")
 
@@ -45,6 +48,12 @@ class ServedModel:
         self.created_s = int(node.clock.wall())
         self._node = node
         self._executor = executor
+
+        @lru_cache(_SPACES)
+        def space(named: SpaceId) -> KeySpace:
+            return KeySpace(node.secret, named)
+
+        self._space = space
 
     @classmethod
     async def open(
@@ -102,7 +111,7 @@ class ServedModel:
 
     def space(self, tenant: TenantId, facts: ModelFacts, salt: str) -> KeySpace:
         """The key space of a tenant's blocks, or the part of it that a salt names."""
-        return KeySpace(self._node.secret, SpaceId(tenant, facts, salt))
+        return self._space(SpaceId(tenant, facts, salt))
 
     # ---- text
 
