@@ -23,7 +23,7 @@ TEST_THREADS ?= 1
 TEST_JOBS ?= $(shell echo $$(( $$(nproc) < 7 ? $$(nproc) + 1 : 8 )))
 SECONDS ?= 600
 
-.PHONY: help setup up test test-full check format bench sim sim-soak audit secrets docs clean distclean test-compose test-rdma test-vllm rdma
+.PHONY: help setup up test test-full check format bench sim sim-soak chaos soak audit secrets docs clean distclean test-compose test-rdma test-vllm rdma
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -60,6 +60,15 @@ sim: setup ## the production machines in virtual time, under faults
 
 sim-soak: setup ## SECONDS=600: random seeds; a failing one is printed and replays exactly
 	@$(BIN)/python -m kvtide.sim --soak $(SECONDS)
+
+chaos: setup ## root: each fault on real processes under load, and the table of what was seen
+	@CHAOS_RESULTS=$(CURDIR)/ops/bench/results/chaos.jsonl HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$(TEST_THREADS) \
+	  $(BIN)/python -m pytest -m full tests/chaos $(ARGS)
+	@$(BIN)/python -m tests.chaos.table
+
+soak: setup ## root: SECONDS=3600 of mixed load and random faults on the real system, with a plot
+	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.chaos.soak \
+	  --seconds $(if $(filter file,$(origin SECONDS)),3600,$(SECONDS)) $(ARGS)
 
 audit: setup ## known vulnerabilities of the pinned dependencies (asks the network)
 	@ops/audit.sh dependencies

@@ -149,11 +149,11 @@ def is_right(stream: Stream, oracle: Oracle) -> bool:
     question, ids = stream.question, stream.ids
     if tuple(ids) == question.answer:
         return True
-    if len(ids) != TOKENS:
+    if len(ids) != len(question.answer):
         return False
     if question.is_greedy:
         return oracle.check(question.prompt, ids).right
-    logits = oracle.logits([*question.prompt, *ids[:-1]], TOKENS).double()
+    logits = oracle.logits([*question.prompt, *ids[:-1]], len(ids)).double()
     edges = (logits / question.sampling["temperature"]).softmax(-1).cumsum(-1)
     for at, token in enumerate(ids):
         drawn = uniform(question.sampling["seed"], 0, len(question.prompt) + at)

@@ -1,0 +1,46 @@
+"""One site for all rounds of a run, and the questions that they ask."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import pytest
+from tests.chaos.load import questions
+from tests.chaos.site import ChaosSite, NoMountsError
+from tests.e2e.fault_rounds import Question
+
+COUNT = 8
+ANSWERS = "chaos/answers_of_16"
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosSite]:
+    try:
+        with ChaosSite(tmp_path_factory.mktemp("chaos") / "site") as running:
+            yield running
+    except NoMountsError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def asked(site: ChaosSite, pytestconfig: pytest.Config) -> Sequence[Question]:
+    """Asked once, in peace; later runs remember the answers.
+
+    Were they of another build's rounding, the oracle would still allow theirs.
+    """
+    known = remembered(pytestconfig)
+    if len(known) == COUNT:
+        return known
+    made = questions(site, COUNT)
+    if pytestconfig.cache:
+        lines = [[list(q.prompt), q.sampling, list(q.answer)] for q in made]
+        pytestconfig.cache.set(ANSWERS, lines)
+    return made
+
+
+Remembered = list[tuple[list[int], dict[str, Any], list[int]]]
+
+
+def remembered(config: pytest.Config) -> list[Question]:
+    cache = cast("Any", config.cache)
+    told: Remembered = cache.get(ANSWERS, []) if cache else []
+    return [Question(prompt, how, tuple(ids)) for prompt, how, ids in told]

@@ -1,0 +1,248 @@
+"""TCP links of ours that go between two processes and break what goes over them.
+
+A `Link` listens where one end believes the other to be. What is held up comes late, as
+with a network that lost packets for a while; nothing of a stream is ever left out.
+"""
+
+import asyncio
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+CHUNK = 1 << 16
+CORRUPTED_FROM = 1000
+"""Smaller chunks are frames of a protocol; larger ones are mostly KV."""
+CALL_LIMIT_S = 10.0
+
+Target = tuple[str, int] | Path
+T = TypeVar("T")
+Queue = asyncio.Queue[tuple[float, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """What happens to bytes: ``up`` from who connected, ``down`` to it.
+
+    ``hold_up`` and ``hold_down`` keep all bytes of that way until the weather changes;
+    ``corrupt`` is the share of large chunks downwards in which a bit is flipped.
+    """
+
+    delay_s: float = 0.0
+    hold_up: bool = False
+    hold_down: bool = False
+    corrupt: float = 0.0
+    refuse: bool = False
+
+
+CLEAR = Weather()
+SILENT = Weather(hold_up=True, hold_down=True)
+
+
+@dataclass(eq=False)
+class _Pair:
+    near: asyncio.StreamWriter
+    far: asyncio.StreamWriter
+    half_open: bool = False
+    queues: list[Queue] = field(default_factory=list[Queue])
+
+
+@dataclass(eq=False)
+class Link:
+    """One link; made by `Links.add`, whose thread it runs in."""
+
+    target: Target
+    links: "Links"
+    port: int = 0
+    weather: Weather = CLEAR
+    corrupted: int = 0
+    connections: int = 0
+    rewrite: "Callable[[], Rewrite] | None" = None
+    _pairs: set[_Pair] = field(default_factory=set[_Pair])
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _chance: random.Random = field(default_factory=lambda: random.Random(1))  # noqa: S311 - to do it again
+
+    def set(self, weather: Weather) -> None:
+        """From now on, for connections that are there and those that come."""
+        self.links.run(self._set(weather))
+
+    def cut(self) -> None:
+        """Both ends of every connection are told by a reset; none comes until `set`."""
+        self.links.run(self._cut())
+
+    def half_open(self) -> int:
+        """The far end goes and the near one is not told; how many connections."""
+        return self.links.run(self._half_open())
+
+    async def _set(self, weather: Weather) -> None:
+        self.weather = weather
+        if not weather.hold_down:
+            for pair in [pair for pair in self._pairs if pair.half_open]:
+                _reset(pair.near)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _cut(self) -> None:
+        await self._set(Weather(refuse=True))
+        for pair in list(self._pairs):
+            _reset(pair.near)
+            _reset(pair.far)
+
+    async def _half_open(self) -> int:
+        for pair in self._pairs:
+            pair.half_open = True
+            _reset(pair.far)
+        return len(self._pairs)
+
+    async def accept(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """A connection from its beginning to its end."""
+        if self.weather.refuse:
+            _reset(writer)
+            return
+        try:
+            far_reader, far = await self._open()
+        except OSError:
+            _reset(writer)
+            return
+        self.connections += 1
+        pair = _Pair(writer, far)
+        self._pairs.add(pair)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for down in (False, True):
+                    source, sink = (far_reader, writer) if down else (reader, far)
+                    queue: Queue = asyncio.Queue(64)
+                    pair.queues.append(queue)
+                    tasks.create_task(self._read(pair, source, queue, down=down))
+                    tasks.create_task(self._send(queue, sink, down=down))
+        finally:
+            self._pairs.discard(pair)
+            for each in (writer, far):
+                _reset(each)
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(self.target, Path):
+            return await asyncio.open_unix_connection(str(self.target))
+        return await asyncio.open_connection(*self.target)
+
+    async def _read(
+        self, pair: _Pair, reader: asyncio.StreamReader, queue: Queue, *, down: bool
+    ) -> None:
+        rewrite = self.rewrite() if self.rewrite is not None and down else None
+        clock = asyncio.get_running_loop().time
+        with contextlib.suppress(OSError):
+            while chunk := await reader.read(CHUNK):
+                sent = rewrite.feed(chunk) if rewrite is not None else chunk
+                if sent:
+                    await queue.put((clock() + self.weather.delay_s, sent))
+        if not pair.half_open:
+            await queue.put((clock() + self.weather.delay_s, b""))
+        elif not down:
+            for each in pair.queues:
+                await each.put((0.0, b""))
+
+    async def _send(
+        self,
+        queue: Queue,
+        writer: asyncio.StreamWriter,
+        *,
+        down: bool,
+    ) -> None:
+        """Send what is due; an empty chunk ends the stream and the connection."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            due_s, chunk = await queue.get()
+            await asyncio.sleep(max(0.0, due_s - clock()))
+            while self.weather.hold_down if down else self.weather.hold_up:
+                await self._changed.wait()
+            if not chunk:
+                _reset(writer)
+                return
+            with contextlib.suppress(OSError):
+                writer.write(self._spoilt(chunk) if down else chunk)
+                await writer.drain()
+
+    def _spoilt(self, chunk: bytes) -> bytes:
+        if len(chunk) < CORRUPTED_FROM or self._chance.random() >= self.weather.corrupt:
+            return chunk
+        at = self._chance.randrange(len(chunk))
+        self.corrupted += 1
+        flipped = bytes([chunk[at] ^ (1 << self._chance.randrange(8))])
+        return chunk[:at] + flipped + chunk[at + 1 :]
+
+
+class Rewrite:
+    """Changes a stream as it passes; this one leaves it as it is."""
+
+    def feed(self, chunk: bytes) -> bytes:
+        return chunk
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+
+
+class Links:
+    """The thread in which links run."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="links")
+        self._servers: list[asyncio.Server] = []
+        self._accepting: set[asyncio.Task[None]] = set()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.run(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CALL_LIMIT_S)
+        self._loop.close()
+
+    def add(self, target: Target, host: str = "127.0.0.1", port: int = 0) -> Link:
+        """A link to ``target`` that listens there."""
+        return self.run(self._add(target, host, port))
+
+    def run(self, doing: Coroutine[Any, Any, T]) -> T:
+        """Do it in the links' thread."""
+        return asyncio.run_coroutine_threadsafe(doing, self._loop).result(CALL_LIMIT_S)
+
+    async def _add(self, target: Target, host: str, port: int) -> Link:
+        link = Link(target, self)
+
+        async def accept(
+            reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            self._accepting.add(task)
+            try:
+                await link.accept(reader, writer)
+            except* OSError:
+                pass
+            finally:
+                self._accepting.discard(task)
+
+        server = await asyncio.start_server(accept, host, port, limit=CHUNK)
+        self._servers.append(server)
+        link.port = server.sockets[0].getsockname()[1]
+        return link
+
+    async def _end(self) -> None:
+        for server in self._servers:
+            server.close()
+        for task in list(self._accepting):
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        await asyncio.sleep(0.05)  # what was aborted is closed in the loop's next turns

@@ -1,0 +1,111 @@
+"""A round of a fault: under load, judged afterwards, written down."""
+
+import functools
+import json
+import os
+import subprocess
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.chaos.load import Allowed, Ledger, judge
+from tests.chaos.site import ChaosSite
+from tests.e2e.fault_rounds import Question
+from tests.e2e.oracle.reference import Oracle
+
+from kvtide.engine.demo import default_cache_dir, ensure_demo_model
+
+RESULTS = "CHAOS_RESULTS"
+WARM = 2
+"""Answers before a fault, and after it is over."""
+
+
+@functools.cache
+def oracle() -> Oracle:
+    return Oracle(ensure_demo_model(default_cache_dir()))
+
+
+@dataclass
+class Round:
+    """What is being done, and what was seen; filled in as it goes."""
+
+    row: str
+    done: str
+    load: Ledger
+    times: int = 0
+    seen: list[str] = field(default_factory=list[str])
+
+    def did(self, times: int = 1) -> None:
+        """The fault was brought about once more."""
+        self.times += times
+
+    def saw(self, what: str) -> None:
+        self.seen.append(what)
+
+
+@contextmanager
+def disturbed(
+    site: ChaosSite,
+    asked: Sequence[Question],
+    row: str,
+    done: str,
+    allowed: Allowed | None = None,
+    threads: int = 3,
+) -> Generator[Round]:
+    """Load before, during and after what the block does; then all must be well.
+
+    Every request ended once and right (or as ``allowed``), every process is ready, and
+    nothing is held for any request anywhere.
+    """
+    began_s = time.monotonic()
+    written = False
+    try:
+        with Ledger(site, asked, threads) as load:
+            one = Round(row, done, load)
+            load.answered(WARM)
+            yield one
+            load.answered(WARM)
+        wrong = judge(load.entries, allowed or Allowed(), oracle)
+        assert not wrong, wrong
+        site.wait_whole()
+        one.saw(load.seen())
+        note(row, done, one.times, one.seen, time.monotonic() - began_s, "green")
+        written = True
+    finally:
+        if not written:
+            note(row, done, 1, [], time.monotonic() - began_s, "red")
+            site.undo()
+
+
+def note(
+    row: str, done: str, times: int, seen: Sequence[str], took_s: float, colour: str
+) -> None:
+    """Append a line to the file of results, if there is one."""
+    path = os.environ.get(RESULTS)
+    if not path:
+        return
+    line = {
+        "row": row,
+        "done": done,
+        "times": times,
+        "seen": "; ".join(seen),
+        "took_s": round(took_s, 1),
+        "result": colour,
+        "commit": commit(),
+        "on": datetime.now(UTC).date().isoformat(),
+    }
+    with Path(path).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+@functools.cache
+def commit() -> str:
+    """The commit that is tested; a plus says that files were changed since."""
+    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always"]
+    told = subprocess.run(
+        [*words, "--dirty=+", "--abbrev=9"], capture_output=True, text=True, check=False
+    )
+    return told.stdout.strip() or "unknown"

@@ -1,0 +1,194 @@
+"""Clocks that are wrong, orderly ends, more requests than there is room for, poison."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from tests.chaos.load import TOKENS, Allowed, Ledger, judge
+from tests.chaos.rounds import disturbed, note, oracle
+from tests.chaos.site import ChaosSite
+from tests.e2e.fault_rounds import Question
+from tests.e2e.oracle.prompts import text_tokens
+from tests.e2e.system import RequestError, wait_for
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
+
+HOUR_S = 3600
+CROWD = 40
+CROWD_S = 20.0
+SHIM = Path(__file__).with_name("wrong_clock.c")
+END_LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that adds what a file says to the wall clock of who loads it."""
+    made = tmp_path_factory.mktemp("clock") / "wrong_clock.so"
+    words = ["gcc", "-shared", "-fPIC", "-O1", str(SHIM), "-o", str(made), "-ldl"]
+    try:
+        subprocess.run(words, check=True, capture_output=True)
+    except OSError:
+        pytest.skip("there is no gcc")
+    return made
+
+
+def hours_off(site: ChaosSite, name: str) -> int:
+    """How far the wall clock of a process is from ours, as its log tells."""
+    *_, last = site.cluster[name].log.read_text().splitlines()
+    told = datetime.fromisoformat(json.loads(last)["timestamp"])
+    return round((told - datetime.now(UTC)).total_seconds() / HOUR_S)
+
+
+def test_wall_clocks_differ_and_step_back(
+    site: ChaosSite, asked: Sequence[Question], shim: Path, tmp_path: Path
+) -> None:
+    """One host an hour ahead, the other an hour behind; then each jumps."""
+    names = [
+        f"{r}-{n}" for r in ("store", "conductor", "prefill", "decode") for n in (0, 1)
+    ]
+    done = "wall clocks an hour ahead on one host, behind on the other; then exchanged"
+    with disturbed(site, asked, "F17", done) as it:
+        for number in (0, 1):
+            offset = tmp_path / f"offset-{number}"
+            offset.write_text(str(HOUR_S if number else -HOUR_S))
+            for name in names:
+                if name.endswith(str(number)):
+                    site.kill(name)
+                    environment = {
+                        "LD_PRELOAD": str(shim),
+                        "WRONG_CLOCK_FILE": str(offset),
+                    }
+                    site.restart(name, environment)
+            wait_for(site.ready, 150, "the host is back")
+        it.did()
+        it.load.answered(4)
+        for number in (0, 1):
+            (tmp_path / f"offset-{number}").write_text(
+                str(-HOUR_S if number else HOUR_S)
+            )
+        it.did()
+        it.load.answered(6)
+        off = {hours_off(site, name) for name in names}
+        assert {-1, 1} <= off, off
+        for name in names:
+            site.kill(name)
+            site.restart(name)
+
+
+def test_each_role_is_replaced_in_an_orderly_way(
+    site: ChaosSite, asked: Sequence[Question]
+) -> None:
+    """A rolling restart: no request fails but those that a closing gateway refuses."""
+    done = "SIGTERM of each process in turn, started again when it has ended"
+    with disturbed(site, asked, "F27", done, Allowed(errors=("503",))) as it:
+        for name in site.names:
+            before = len(it.load.entries)
+            os.kill(site.cluster[name].pid, signal.SIGTERM)
+            assert site.cluster[name].wait(END_LIMIT_S) == 0, name
+            it.did()
+            site.restart(name)
+            wait_for(site.ready, 150, f"{name} is back")
+            if name.startswith("gateway"):
+                continue
+            failed = [e for e in it.load.entries[before:] if e.ends and not e.finished]
+            assert not failed, (name, [e.ends for e in failed])
+            it.load.answered(1)
+        it.saw("each ended with 0")
+
+
+def resident_mib(pid: int) -> float:
+    line = next(
+        line
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("VmRSS")
+    )
+    return int(line.split()[1]) / 1024
+
+
+def test_ten_times_too_many(site: ChaosSite, asked: Sequence[Question]) -> None:
+    """What can't be served in time is refused at once and told when to come again."""
+    began_s = time.monotonic()
+    pids = {n: site.cluster[n].pid for n in site.names if "gateway" in n or "cond" in n}
+    before = {name: resident_mib(pid) for name, pid in pids.items()}
+    with Ledger(site, asked, CROWD, leavers=False) as load:
+        time.sleep(CROWD_S)
+    assert judge(load.entries, Allowed(errors=("429", "503")), oracle) == []
+    refused = [e for e in load.entries if e.ends and not e.finished]
+    assert all(e.retry_after for e in refused if not e.ids)
+    assert not any(e.ids for e in refused), "refused after it was begun"
+    site.wait_whole()
+    grown = max(resident_mib(pid) - before[name] for name, pid in pids.items())
+    assert grown < 64, "memory is flat"
+    seen = [f"{load.seen()}; {len(refused)} refused", f"at most {grown:.0f} MiB more"]
+    note(
+        "F16",
+        f"{CROWD} requests at a time",
+        1,
+        seen,
+        time.monotonic() - began_s,
+        "green",
+    )
+
+
+def test_a_prompt_that_kills_its_workers(
+    site: ChaosSite, asked: Sequence[Question]
+) -> None:
+    """It is given up after three workers, refused from then on; the rest serves on."""
+    began_s = time.monotonic()
+    prompt = text_tokens(site.tokenize, 90, 77_000)
+    killed: list[str] = []
+    ends: list[str] = []
+    while not ends and len(killed) < 5:
+        killed += _killed_by(site, prompt, ends)
+    assert len(killed) == 3, (killed, ends)
+    assert ends
+    with pytest.raises(RequestError) as refused:
+        site.complete(prompt, 4)
+    assert refused.value.status in (422, 429, 500, 503)
+    for name in killed:
+        if not site.cluster[name].alive:
+            site.restart(name)
+    wait_for(site.ready, 150, "the workers are back")
+    question = asked[0]
+    answer = site.complete(question.prompt, TOKENS, ignore_eos=True)
+    assert answer.ids == question.answer
+    site.wait_whole()
+    seen = [f"ended with {ends[0][:60]}", f"then refused with {refused.value.status}"]
+    done = "each decode worker that runs one prompt killed"
+    note("F28", done, len(killed), seen, time.monotonic() - began_s, "green")
+
+
+def _killed_by(site: ChaosSite, prompt: Sequence[int], ends: list[str]) -> list[str]:
+    """Ask; kill whoever decodes it whenever a token comes from a new worker."""
+    killed: list[str] = []
+    seen = 0
+    try:
+        for event in site.stream(prompt, 64, ignore_eos=True):
+            seen += sum(len(c.get("token_ids") or ()) for c in event["choices"])
+            if seen > 2 * (len(killed) + 1) and len(killed) < 3:
+                name = _decoding(site)
+                site.kill(name)
+                killed.append(name)
+                other = "decode-1" if name == "decode-0" else "decode-0"
+                if not site.cluster[other].alive:
+                    site.restart(other)
+    except RequestError as error:
+        ends.append(f"{error.status}: {error.body}")
+    return killed
+
+
+def _decoding(site: ChaosSite) -> str:
+    """The decode worker that has a sequence."""
+
+    deadline_s = time.monotonic() + 20
+    while time.monotonic() < deadline_s:
+        for name, load in site.loads("decode").items():
+            if load.get("running") and site.cluster[name].alive:
+                return name
+    raise AssertionError("nobody decodes")

@@ -1,0 +1,188 @@
+"""Links between processes that are cut, silent, one-sided, slow or wrong, under load."""
+
+import random
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+import pytest
+from tests.chaos.link import CLEAR, SILENT, Link, Weather
+from tests.chaos.load import Allowed
+from tests.chaos.rounds import disturbed
+from tests.chaos.shuffle import Shuffled
+from tests.chaos.site import ChaosSite
+from tests.e2e.fault_rounds import Question
+from tests.e2e.system import wait_for
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+
+CUT_OFF_S = 15.0
+SILENT_S = 240.0
+SLOW = Weather(delay_s=0.05)
+UNREACHED = Allowed(errors=("503",))
+
+
+@contextmanager
+def weather(links: Sequence[Link], what: Weather) -> Generator[None]:
+    for link in links:
+        link.set(what)
+    try:
+        yield
+    finally:
+        for link in links:
+            link.set(CLEAR)
+
+
+def nats_of(site: ChaosSite, host: int) -> list[Link]:
+    """The links to NATS of a host's roles, but for its gateway's."""
+    return [
+        link
+        for name, link in site.cluster.to_nats.items()
+        if name.endswith(f"-{host}") and not name.startswith("gateway")
+    ]
+
+
+def exact(site: ChaosSite) -> bool:
+    """Whether the conductor that answers knows as many copies as the stores have."""
+    status = site.status()
+    stores = [
+        load
+        for node in status["nodes"]
+        for load in node["beat"]["load"]
+        if load["t"] == "store"
+    ]
+    return status["exact"] and len(stores) == 2
+
+
+def test_nats_is_restarted(site: ChaosSite, asked: Sequence[Question]) -> None:
+    done = "kill -9 of nats-server, back after 3 s"
+    with disturbed(site, asked, "F7", done, UNREACHED) as it:
+        for _ in range(2):
+            it.load.answered(2)
+            site.cluster.nats.kill()
+            it.did()
+            time.sleep(3.0)
+            site.cluster.nats.start()
+        wait_for(lambda: site.all_seen() and exact(site), 60, "the index is exact")
+        it.saw("all nodes were seen again and the index was exact")
+
+
+@pytest.mark.parametrize(
+    ("what", "bad"),
+    [
+        ("both ways", SILENT),
+        ("what it says", Weather(hold_up=True)),
+        ("what it hears", Weather(hold_down=True)),
+    ],
+)
+def test_a_host_is_cut_off_from_nats(
+    site: ChaosSite, asked: Sequence[Question], what: str, bad: Weather
+) -> None:
+    done = f"a host's links to NATS silent, {what}, {CUT_OFF_S:.0f} s; all comes late"
+    with disturbed(site, asked, "F7", done, UNREACHED) as it:
+        with weather(nats_of(site, 1), bad):
+            it.did()
+            time.sleep(CUT_OFF_S)
+        wait_for(lambda: site.all_seen() and exact(site), 90, "the index is exact")
+
+
+def test_four_minutes_of_silence(site: ChaosSite, asked: Sequence[Question]) -> None:
+    done = f"a host's links to NATS silent both ways for {SILENT_S:.0f} s"
+    with disturbed(site, asked, "F7", done, UNREACHED, threads=2) as it:
+        with weather(nats_of(site, 1), SILENT):
+            it.did()
+            time.sleep(SILENT_S)
+        wait_for(lambda: site.all_seen() and exact(site), 90, "the index is exact")
+
+
+def test_half_open_links_to_nats(site: ChaosSite, asked: Sequence[Question]) -> None:
+    """The server has forgotten the connections; the clients have not been told."""
+    done = "a host's connections to NATS half open"
+    with disturbed(site, asked, "F7", done, UNREACHED) as it:
+        halves = sum(link.half_open() for link in nats_of(site, 1))
+        assert halves >= 4
+        it.did()
+        it.saw(f"{halves} connections")
+        time.sleep(CUT_OFF_S)
+        for link in nats_of(site, 1):
+            link.set(CLEAR)
+
+
+@pytest.mark.parametrize("how", ["cut", "silent", "half open"])
+def test_transfers_between_hosts_fail(
+    site: ChaosSite, asked: Sequence[Question], how: str
+) -> None:
+    links = list(site.cluster.to_transfer.values())
+    with disturbed(site, asked, "F5", f"all links of transfers {how}, 10 s") as it:
+        it.did()
+        for link in links:
+            if how == "cut":
+                link.cut()
+            elif how == "silent":
+                link.set(SILENT)
+            else:
+                link.half_open()
+        time.sleep(10.0)
+        for link in links:
+            link.set(CLEAR)
+
+
+def test_bits_flip_on_the_wire(site: ChaosSite, asked: Sequence[Question]) -> None:
+    links = list(site.cluster.to_transfer.values())
+    with disturbed(site, asked, "F10", "bits flipped in transfers between hosts") as it:
+        with weather(links, Weather(corrupt=0.2)):
+            wait_for(
+                lambda: sum(link.corrupted for link in links) >= 10,
+                120,
+                f"bytes go between the hosts; {it.load.seen()}",
+            )
+            it.load.answered(4)
+        flips = sum(link.corrupted for link in links)
+        it.did(flips)
+        it.saw(f"{flips} bits flipped, none read")
+
+
+def test_a_slow_host(site: ChaosSite, asked: Sequence[Question]) -> None:
+    links = [*nats_of(site, 1)]
+    links += [link for n, link in site.cluster.to_transfer.items() if n.endswith("-1")]
+    with disturbed(site, asked, "F14", "50 ms more on each link of a host, 20 s") as it:
+        lives = {name: beat["node"]["epoch"] for name, beat in site.beats().items()}
+        with weather(links, SLOW):
+            it.did()
+            began_s = time.monotonic()
+            it.load.answered(4)
+            time.sleep(max(0.0, began_s + 20 - time.monotonic()))
+        after = {name: beat["node"]["epoch"] for name, beat in site.beats().items()}
+        assert after == lives, "taken for dead"
+        it.saw("nobody was taken for dead")
+
+
+def test_messages_come_twice_and_in_another_order(
+    site: ChaosSite, asked: Sequence[Question]
+) -> None:
+    shufflers: list[Shuffled] = []
+
+    def shuffled() -> Shuffled:
+        shufflers.append(Shuffled(random.Random(len(shufflers))))  # noqa: S311
+        return shufflers[-1]
+
+    links = list(site.cluster.to_nats.values())
+    done = "a tenth of the messages twice, a tenth after the next, 30 s"
+    with disturbed(site, asked, "F9", done, UNREACHED) as it:
+        for link in links:
+            link.rewrite = shuffled
+            link.cut()
+            link.set(CLEAR)
+        began_s = time.monotonic()
+        it.load.answered(4)
+        time.sleep(max(0.0, began_s + 30 - time.monotonic()))
+        for link in links:
+            link.rewrite = None
+            link.cut()
+            link.set(CLEAR)
+        twice = sum(each.twice for each in shufflers)
+        swapped = sum(each.swapped for each in shufflers)
+        assert twice > 100
+        assert swapped > 100
+        it.did(twice + swapped)
+        it.saw(f"{twice} messages twice, {swapped} swapped")

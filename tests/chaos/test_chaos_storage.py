@@ -1,0 +1,189 @@
+"""Memory, disks and the database fail or are spoilt, under load."""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Sequence
+from mmap import mmap
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
+from tests.chaos.link import CLEAR, SILENT, Weather
+from tests.chaos.load import Ledger
+from tests.chaos.rounds import disturbed
+from tests.chaos.site import ChaosSite
+from tests.e2e.fault_rounds import Question
+from tests.e2e.system import wait_for
+
+from kvtide.kv.header import MAGIC
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+
+GONE_S = 15.0
+FLIPS_S = 20.0
+FLIPS_EACH = 4
+KIB = 1 << 10
+
+
+def flip(file: Path, chance: random.Random, flips: int) -> int:
+    """Flip a bit in each of so many blocks of the file, anywhere in them."""
+    content = file.read_bytes()
+    starts: list[int] = []
+    at = content.find(MAGIC)
+    while at >= 0:
+        starts.append(at)
+        at = content.find(MAGIC, at + 1)
+    chosen = chance.sample(starts, min(flips, len(starts)))
+    with file.open("r+b") as opened, mmap(opened.fileno(), 0) as memory:
+        for start in chosen:
+            length = int.from_bytes(content[start + 88 : start + 96], "little")
+            # a header or, mostly, what it heads
+            place = start + chance.choice((chance.randrange(128), length // 2))
+            if place < len(memory):
+                memory[place] ^= 1 << chance.randrange(8)
+    return len(chosen)
+
+
+def test_bits_flip_in_memory(site: ChaosSite, asked: Sequence[Question]) -> None:
+    chance = random.Random(10)  # noqa: S311 - to do it again
+    done = f"bits flipped in blocks in both arenas, {FLIPS_S:.0f} s"
+    with disturbed(site, asked, "F10", done) as it:
+        end_s = time.monotonic() + FLIPS_S
+        while time.monotonic() < end_s:
+            for host in range(2):
+                for file in site.cluster.shm_dir(host).rglob("*"):
+                    if file.is_file() and file.stat().st_size:
+                        it.did(flip(file, chance, FLIPS_EACH))
+            time.sleep(1.0)
+        it.load.answered(4)
+        reads = site.counted("kvtide_pool_reads_total")
+        right = site.counted("kvtide_pool_reads_total", 'outcome="ok"')
+        it.saw(
+            f"{it.times} blocks spoilt, {reads - right:.0f} of {reads:.0f} reads missed"
+        )
+    assert it.times > 20
+
+
+def left_memory(site: ChaosSite) -> int:
+    """Blocks that went from an arena, to the disk or for good."""
+    names = ("kvtide_store_evicted_total", "kvtide_store_ssd_demoted_total")
+    return int(sum(site.counted(name) for name in names))
+
+
+def test_slots_are_used_again(site: ChaosSite, asked: Sequence[Question]) -> None:
+    """The arenas are too small for the prompts: each read may find another block."""
+    with disturbed(site, asked, "F11", "arenas smaller than what is asked for") as it:
+        before = left_memory(site)
+        it.load.answered(2 * len(asked))
+        it.did(left_memory(site) - before)
+        it.saw(f"{it.times} blocks left memory")
+        assert it.times > 0
+
+
+def fill(path: Path) -> None:
+    """Until there is no room."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(64 * KIB)):
+            pass
+
+
+def test_memory_is_full(site: ChaosSite, asked: Sequence[Question]) -> None:
+    """The file system in memory of a host has not a page left, for a while."""
+    filler = site.cluster.memory(1) / "filler"
+    with disturbed(
+        site, asked, "F26", "a host's /dev/shm filled to the last page"
+    ) as it:
+        fill(filler)
+        it.did()
+        it.load.answered(8)
+        site.kill("store-1")
+        fill(filler)  # with what it gave back
+        site.restart("store-1")
+        assert site.cluster["store-1"].wait(60) != 0
+        assert "does not fit" in site.cluster.tail(site.cluster["store-1"])
+        it.saw("served on; a store that started then said that it has no room")
+        it.load.answered(4)
+        filler.unlink()
+        site.restart("store-1")
+
+
+@pytest.mark.parametrize("calls", ["write", "read write"])
+def test_a_disk_fails(site: ChaosSite, asked: Sequence[Question], calls: str) -> None:
+    done = f"EIO of every {' and '.join(calls.split())} (and fsync) of a host's disk"
+    control = site.behind(1) / ".fail"
+    with disturbed(site, asked, "F13", done) as it:
+        wait_for(
+            lambda: site.loads("store")["store-1"]["ssd_blocks"] > 0, 60, "blocks there"
+        )
+        control.write_text(calls)
+        it.did()
+        wait_for(
+            lambda: site.loads("store")["store-1"]["ssd_state"] != "ready",
+            90,
+            "the store says that its disk is ill",
+            0.5,
+        )
+        it.saw(f"the store said: {site.loads('store')['store-1']['ssd_reason'][:60]}")
+        it.load.answered(4)
+        control.unlink()
+        # a disk that failed is not trusted until the store starts anew
+        site.kill("store-1")
+        site.restart("store-1")
+
+
+def rows(site: ChaosSite) -> int:
+    """Requests that the catalog has."""
+
+    folder = str(site.postgres.folder)
+    name = site.cluster.catalog.rpartition("/")[2]
+
+    async def count() -> int:
+        engine = create_async_engine(
+            f"postgresql+asyncpg://postgres@/{name}?host={folder}"
+        )
+        try:
+            async with engine.connect() as there:
+                told = await there.execute(text("SELECT count(*) FROM requests"))
+                return int(told.scalar_one())
+        finally:
+            await engine.dispose()
+
+    return asyncio.run(count())
+
+
+def recorded(site: ChaosSite, before: int, load: Ledger) -> None:
+    """Wait until requests are written down again."""
+    wait_for(
+        lambda: rows(site) > before, 60, f"rows after {before}; {load.seen()}", 0.5
+    )
+
+
+@pytest.mark.parametrize("how", ["killed", "silent", "slow"])
+def test_the_database_goes(
+    site: ChaosSite, asked: Sequence[Question], how: str
+) -> None:
+    done = {
+        "killed": f"PostgreSQL killed, back after {GONE_S:.0f} s",
+        "silent": f"links to PostgreSQL silent for {GONE_S:.0f} s",
+        "slow": f"each answer of PostgreSQL 5 s late, {GONE_S:.0f} s",
+    }[how]
+    with disturbed(site, asked, "F12", done) as it:
+        began_s = time.monotonic()
+        if how == "killed":
+            site.postgres.kill()
+        else:
+            site.to_postgres.set(SILENT if how == "silent" else Weather(delay_s=5.0))
+        it.did()
+        it.load.answered(4)
+        time.sleep(max(0.0, began_s + GONE_S - time.monotonic()))
+        if how == "killed":
+            site.postgres.restart()
+        else:
+            site.to_postgres.set(CLEAR)
+        before = rows(site)
+        it.load.answered(2)
+        recorded(site, before, it.load)
+        it.saw("served on; requests were written down again afterwards")
