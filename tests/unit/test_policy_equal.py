@@ -107,6 +107,7 @@ asks = st.builds(
     answer_tokens=st.sampled_from([0.0, 1.0, 333.3]),
     lateness=st.none()
     | st.builds(Lateness, st.floats(0, 500), st.floats(0.25, 4), st.floats(0.25, 4)),
+    one_node=st.booleans(),
 )
 rules = st.builds(
     rules_of,
@@ -141,6 +142,12 @@ def is_sound(ask: Ask, cluster: Cluster, verdict: Placement) -> None:
     chosen, estimate = verdict.chosen, verdict.chosen.estimate
     assert chosen.decode in {worker.ref for worker in cluster.decodes}
     assert chosen.prefill is None or chosen.prefill in {w.ref for w in cluster.prefills}
+    if ask.one_node:
+        (worker,) = (w for w in cluster.prefills if w.ref == chosen.prefill)
+        assert chosen.decode == worker.ref
+        assert {
+            c.host for copies in ask.prefix for c in copies if c.located in chosen.reuse
+        } <= {worker.host}
     for number, located in enumerate(chosen.reuse):
         assert located in {copy.located for copy in ask.prefix[number]}
     pending_tokens = estimate.hit_tokens - len(chosen.reuse) * ask.block_tokens

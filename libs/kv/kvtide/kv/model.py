@@ -27,6 +27,9 @@ class ModelFacts:
             dtype, weight form, attention variant, RoPE settings, engine).
         layout_version: version of the byte order inside a part.
         block_tokens: tokens in a block; one value for a model in a cluster.
+        self_contained: KV stays where it was made, so that one node must prefill and
+            decode a request, and only its own blocks are of use to it: an engine of
+            others behind an agent.
     """
 
     name: str
@@ -41,3 +44,4 @@ class ModelFacts:
     numerics: str
     layout_version: int = LAYOUT_VERSION
     block_tokens: int = 64
+    self_contained: bool = False

@@ -5,7 +5,8 @@ numbers; host 0 is that of all nodes that share memory with nobody.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,13 @@ class PrefillColumns:
     load_fixed_ms: Floats
     near_byte_ms: Floats
     far_byte_ms: Floats
+
+    def take(self, rows: Ints) -> "PrefillColumns":
+        """Those rows, in that order."""
+        names = [field.name for field in fields(self) if field.name != "refs"]
+        columns: dict[str, NDArray[Any]] = {n: getattr(self, n)[rows] for n in names}
+        wanted: list[int] = rows.tolist()
+        return PrefillColumns([self.refs[row] for row in wanted], **columns)
 
 
 @dataclass(frozen=True, slots=True)

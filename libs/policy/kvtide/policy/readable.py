@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtide.policy.admission import Targets
 from kvtide.policy.choices import (
@@ -61,12 +61,19 @@ class ReadablePolicy:
         self._rules = rules
         self._cost = CostModel(seeds)
         self._targets = targets or Targets()
+        self._one_node = self
+        if not rules.one_node:
+            self._one_node = ReadablePolicy(rules.on_one_node(), seeds, targets)
 
     def place(self, ask: Ask, cluster: Cluster) -> Placement | Refusal:
         """See ``PlacementPolicy.place``."""
+        if ask.one_node and not self._rules.one_node:
+            return self._one_node.place(ask, cluster)
         decodes = self._fitting(ask, cluster)
         if isinstance(decodes, Refusal):
             return decodes
+        if self._rules.one_node:
+            cluster = _both(cluster, decodes)
         least = min(decodes, key=_decode_order)
         runs = self._cost.runs(ask)
         found = [
@@ -120,6 +127,8 @@ class ReadablePolicy:
         plan = self._plan(ask, loader, loads)
         queue_ms = self._cost.queue_ms(worker, loader.curve)
         options = [least]
+        if self._rules.one_node:
+            options = [each for each in decodes if each.worker.ref == worker.ref]
         beside = [each for each in decodes if each.worker.host == worker.host]
         if self._rules.pairs and beside and worker.host:
             options.append(min(beside, key=lambda each: self._pace(ask, each)))
@@ -283,6 +292,13 @@ class ReadablePolicy:
                 cost = slowness * (1 + cluster.outflows.get(copy.host, 0.0))
                 options[copy.host] = Option(copy.host, cost, copy)
         return [options[host] for host in sorted(options)]
+
+
+def _both(cluster: Cluster, decodes: Sequence[_Decode]) -> Cluster:
+    """Without prefill workers that are none of these decode workers."""
+    able = {each.worker.ref for each in decodes}
+    prefills = tuple(each for each in cluster.prefills if each.ref in able)
+    return replace(cluster, prefills=prefills)
 
 
 def _decode_order(decode: _Decode) -> tuple[float, float, float, int]:

@@ -1,6 +1,6 @@
 """Policies by name. Each is a choice of three rules, which both ways of scoring read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -53,6 +53,7 @@ class PolicyRules:
     worker's own host is tried with it. Where decode has to compute no more than
     ``direct_blocks`` blocks itself, decode alone is a candidate too. ``pending``: blocks
     that a prefill worker computes for another request count as soon to be its own.
+    ``one_node``: see ``on_one_node``.
     """
 
     name: PolicyName
@@ -62,6 +63,18 @@ class PolicyRules:
     direct_blocks: int = 0
     balancing_ratio: float = 2.0
     pending: bool = False
+    one_node: bool = False
+
+    def on_one_node(self) -> "PolicyRules":
+        """The same where one node must do both, with the blocks that it has itself."""
+        return replace(
+            self,
+            reuse=ReuseRule.OWN,
+            pairs=False,
+            direct_blocks=0,
+            pending=False,
+            one_node=True,
+        )
 
 
 def rules_of(

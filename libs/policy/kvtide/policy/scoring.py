@@ -1,6 +1,6 @@
 """Placement of a request among thousands of workers: ``readable`` in columns."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -79,9 +79,18 @@ class ColumnPolicy:
         self.rules = rules
         self.seeds = seeds or CostSeeds()
         self.targets = targets or Targets()
+        self._one_node = self
+        if not rules.one_node:
+            self._one_node = ColumnPolicy(rules.on_one_node(), seeds, targets)
 
     def place(self, ask: Ask, holdings: Holdings, fleet: Fleet) -> Placement | Refusal:
         """As ``PlacementPolicy.place``; ``ask.prefix`` is not looked at."""
+        policy = self._one_node if ask.one_node else self
+        return policy._decide(ask, holdings, fleet)  # noqa: SLF001 - its own kind
+
+    def _decide(
+        self, ask: Ask, holdings: Holdings, fleet: Fleet
+    ) -> Placement | Refusal:
         decodes = fleet.decodes
         if not len(decodes.refs):
             return no_decode()
@@ -89,6 +98,8 @@ class ColumnPolicy:
         if not scored.fits.any():
             return no_room(ask, int(decodes.capacity.max()))
         least = scored.least(decodes)
+        if self.rules.one_node:
+            fleet = _with_decode(fleet, scored.fits)
         runs = HeldRuns(ask, holdings, fleet.outflows, self.seeds)
         loaders = self._loaders(fleet.prefills, int(decodes.host[least]))
         if not len(loaders.host):
@@ -264,6 +275,8 @@ class ColumnPolicy:
         queue_ms[:workers] = _queue_ms(prefills)
         made_ms = queue_ms + plans.made_ms
         decode = np.full(candidates, least, dtype=np.int64)
+        if self.rules.one_node:
+            decode = _beside(fleet)
         found = self._with(ask, fleet, decodes, decode, queue_ms, made_ms)
         if not self.rules.pairs or not workers:
             return found
@@ -336,6 +349,18 @@ class ColumnPolicy:
 
     def _answer_tokens(self, ask: Ask) -> float:
         return ask.answer_tokens or self.seeds.answer_tokens
+
+
+def _with_decode(fleet: Fleet, fits: Flags) -> Fleet:
+    """Without prefill workers that are no decode worker which the request fits."""
+    there = np.isin(fleet.prefills.node, fleet.decodes.node[fits])
+    return replace(fleet, prefills=fleet.prefills.take(there.nonzero()[0]))
+
+
+def _beside(fleet: Fleet) -> Ints:
+    """The decode row of each prefill worker, which is one too."""
+    order = fleet.decodes.node.argsort(kind="stable")
+    return order[fleet.decodes.node[order].searchsorted(fleet.prefills.node)]
 
 
 def _queue_ms(prefills: PrefillColumns) -> Floats:

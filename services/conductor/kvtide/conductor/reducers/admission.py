@@ -182,6 +182,7 @@ class Admission:
             turn=self._turn,
             answer_tokens=self._known.outlook.answer_tokens(max_new_tokens),
             lateness=self._known.calibration.of(admit.model),
+            one_node=facts.self_contained,
         )
 
     def _verdict(

@@ -98,6 +98,8 @@ class Replication:
 
     def heard(self, made: PlacementMade, now_s: float) -> None:
         """Another conductor placed a request: its blocks are wanted."""
+        if not self._can_copy(made):
+            return
         for key in made.keys:
             self._heat.add(key, now_s)
 
@@ -105,6 +107,8 @@ class Replication:
         self, made: PlacementMade, answer: Placed, now_s: float
     ) -> list[TellStore]:
         """We placed a request; the copies to make because of it."""
+        if not self._can_copy(made):
+            return []
         heats = {key: self._heat.add(key, now_s) for key in made.keys}
         if not self._rules.enabled or not heats:
             return []
@@ -252,6 +256,11 @@ class Replication:
         ]
 
     # ---- inside
+
+    def _can_copy(self, made: PlacementMade) -> bool:
+        """Whether blocks of its model can be read where they are."""
+        line = self._members.line(made.model)
+        return line is None or not line.facts.self_contained
 
     def _copies(self, key: BlockKey) -> tuple[Located, ...]:
         """The copies at stores that stay."""

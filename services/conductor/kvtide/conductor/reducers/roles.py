@@ -83,7 +83,12 @@ class Roles:
         return self._move.worker if self._move is not None else None
 
     def seen(self, beat: Beat) -> None:
-        """Who once did both, or says that it could, can do both for its life."""
+        """Who once did both, or says that it could, can do both for its life.
+
+        But for those that must do both.
+        """
+        if any(facts.self_contained for facts in beat.models):
+            return
         if set(_ROLES) <= {*beat.roles, *beat.capable}:
             self._both[beat.node.node] = beat.node
 
