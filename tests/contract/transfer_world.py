@@ -5,15 +5,20 @@
 import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import xxhash
+from _pytest.mark import ParameterSet
 
 from kvtide.runtime import SystemClock
 from kvtide.transfer import (
     Endpoint,
+    Engine,
     MemoryFabric,
+    MooncakeEngine,
+    NixlEngine,
     Refused,
     TransferEndpoint,
     TransferPeer,
@@ -39,7 +44,27 @@ RDMA = pytest.param(
         pytest.mark.skipif(not rdma_devices(), reason="no RDMA device"),
     ],
 )
-TRANSPORTS = ("memory", "shm", "tcp", "private", "file", RDMA)
+
+
+def _engine_param(name: str, modules: tuple[str, ...]) -> ParameterSet:
+    absent = not any(find_spec(module) for module in modules)
+    wheel = f"no {name} here: make test-{name} installs it in a place of its own"
+    return pytest.param(
+        name,
+        marks=[pytest.mark.timeout(180), pytest.mark.skipif(absent, reason=wheel)],
+    )
+
+
+ENGINES = (
+    _engine_param("nixl", ("nixl_cu12", "nixl_cu13")),
+    _engine_param("mooncake", ("mooncake",)),
+)
+TRANSPORTS = ("memory", "shm", "tcp", "private", "file", RDMA, *ENGINES)
+
+
+def make_engine(name: str) -> Engine | None:
+    """A foreign engine, not open; None for what is none."""
+    return {"nixl": NixlEngine, "mooncake": MooncakeEngine}.get(name, lambda: None)()
 
 
 class World:
@@ -70,14 +95,15 @@ class World:
     def make(self, *, node: str, epoch: int, secret: bytes) -> TransferEndpoint:
         if self.transport == "memory":
             return self._fabric.endpoint(node=node, epoch=epoch, secret=secret)
-        shm_dir = None if self.transport in ("tcp", "rdma") else Path("/dev/shm")
+        by_shm = self.transport in ("shm", "private", "file")
         return Endpoint(
             node=node,
             epoch=epoch,
             secret=secret,
             clock=SystemClock(),
-            shm_dir=shm_dir,
+            shm_dir=Path("/dev/shm") if by_shm else None,
             rdma_devices=None if self.transport == "rdma" else (),
+            engine=make_engine(self.transport),
         )
 
 

@@ -50,6 +50,7 @@ b'hello' ('reader', 1, b'thanks')
 
 from kvtide.transfer.cuda import DeviceMemory
 from kvtide.transfer.endpoint import Endpoint
+from kvtide.transfer.engines import Engine, MooncakeEngine, NixlEngine
 from kvtide.transfer.errors import (
     AccessDenied,
     Cancelled,
@@ -103,11 +104,14 @@ __all__ = [
     "DeviceMemory",
     "Endpoint",
     "EndpointAddress",
+    "Engine",
     "Fault",
     "FaultPlan",
     "MemoryEndpoint",
     "MemoryFabric",
+    "MooncakeEngine",
     "Near",
+    "NixlEngine",
     "Notified",
     "Observer",
     "Operation",

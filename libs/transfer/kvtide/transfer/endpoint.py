@@ -21,6 +21,7 @@ from kvtide.transfer.cuda import (
     DeviceMemory,
 )
 from kvtide.transfer.dial import Dialer
+from kvtide.transfer.engines.seam import Engine
 from kvtide.transfer.errors import (
     OutOfBounds,
     Refused,
@@ -71,6 +72,8 @@ class Endpoint(TransferEndpoint):
     ours talks to the i-th of a peer's, as in a network with one rail per device. One that
     appears later is used, one that goes is left.
     ``tracer`` records what is served to requests that are part of a trace.
+    ``engine`` carries what goes to peers on other hosts that have such a one too; it is
+    opened and closed with the endpoint. Its bytes are not encrypted by ``tls``.
     ``tls`` encrypts all connections: a cluster has it everywhere or nowhere.
     ``topology`` says which cards are far from which memory (``topology.discover``);
     memory lies where its region says, and else at ``location`` (None: the NUMA node
@@ -98,6 +101,7 @@ class Endpoint(TransferEndpoint):
         system: System | None = None,
         tls: TlsFiles | None = None,
         tracer: Tracer = NO_TRACES,
+        engine: Engine | None = None,
     ) -> None:
         """Nothing is opened before ``start``.
 
@@ -108,8 +112,7 @@ class Endpoint(TransferEndpoint):
         """
         check_identity(node, epoch)
         self.node, self.epoch = node, epoch
-        self._clock, self._lanes = clock, lanes
-        self._listen = (listen_host, port)
+        self._clock, self._lanes, self._listen = clock, lanes, (listen_host, port)
         self._shm_host = shm_host(shm_dir)
         self._shm_dir = shm_dir if self._shm_host else None
         self._key = derive_key(secret, "authentication")
@@ -119,7 +122,8 @@ class Endpoint(TransferEndpoint):
         self._topology = topology or Topology({})
         self._home = home() if location is None else location
         system = system or System()
-        self._own = OwnWays(advertise_host or listen_host, rdma_devices, system)
+        hosts = advertise_host or listen_host
+        self._own = OwnWays(hosts, rdma_devices, system, engine, clock)
         self._registrar = Registrar(self._table, self._shm_dir, system.cuda)
         self._tls = None if tls is None else load_tls(tls)
         self._alarm = Alarm(clock)
@@ -138,8 +142,7 @@ class Endpoint(TransferEndpoint):
             notified=self._teller.notified,
             tracer=tracer,
         )
-        self._lock = threading.Lock()
-        self._turns = Turns(clock)
+        self._lock, self._turns = threading.Lock(), Turns(clock)
         self._peers: dict[tuple[str, int], SocketPeer] = {}
         self._ended_peers: list[SocketPeer] = []
         self._given_up: dict[str, GivenUp] = {}
@@ -161,7 +164,7 @@ class Endpoint(TransferEndpoint):
 
         Raises:
             OSError: the port is taken, or the host is not ours; the message says.
-            Refused, Unreachable: an RDMA device that was asked for can't be used.
+            Refused, Unreachable: an RDMA device or engine that was asked for can't be used.
         """
         self._begin(asyncio.get_running_loop())
 
@@ -195,7 +198,7 @@ class Endpoint(TransferEndpoint):
                 log.info("removed %d leftovers from %s", len(removed), self._shm_dir)
         self._own.open()
         try:
-            port = self._server.start(*self._listen, self._own.rdma)
+            port = self._server.start(*self._listen, self._own.rdma, self._own.slabs)
         except OSError:
             self._own.close()
             raise
@@ -403,6 +406,7 @@ class Endpoint(TransferEndpoint):
             self._alarm,
             self._shm_dir if near else None,
             self._own.devices,
+            self._own.slabs,
             here,
             self.location_of if self._topology.crosses else None,
         )

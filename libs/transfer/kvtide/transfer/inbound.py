@@ -13,6 +13,9 @@ from kvtide.runtime.tracing import NO_SPAN, Span, SpanKind, Tracer
 from kvtide.transfer.channel import Channel, Stillness
 from kvtide.transfer.claims import claim_all, release_all, wanted_access
 from kvtide.transfer.cuda import Window
+from kvtide.transfer.engines.owner import InboundEngine
+from kvtide.transfer.engines.slabs import Slabs
+from kvtide.transfer.engines.wire import SlotAsk, pack_digests, unpack_slot_ask
 from kvtide.transfer.errors import (
     Corrupt,
     Refused,
@@ -69,6 +72,7 @@ class Inbound:
         clock: Clock,
         observer: Observer | None,
         rdma: RdmaOwner | None,
+        slabs: Slabs | None,
         notified: Notified,
         hasher: Executor,
         shut: Shut,
@@ -81,6 +85,7 @@ class Inbound:
         self._clock = clock
         self._observer = observer
         self._rdma = InboundRdma(rdma, shut, table, clock, observer)
+        self._engine = InboundEngine(slabs)
         self._notified = notified
         self._hasher = hasher
         self._shut = shut
@@ -111,6 +116,7 @@ class Inbound:
         finally:
             self._shut.leave(self.session.lane)
             self._rdma.close()
+            self._engine.close()
 
     def _next(self) -> None:
         channel = self.channel
@@ -187,6 +193,13 @@ class Inbound:
                 | Kind.FENCE
             ):
                 self._about_rdma(head, body)
+            case (
+                Kind.ENGINE_NAME
+                | Kind.ENGINE_OPEN
+                | Kind.ENGINE_READ
+                | Kind.ENGINE_WRITE
+            ):
+                self._by_engine(head, body)
             case Kind.REGION_GONE | Kind.WAYS | Kind.ANSWER:
                 raise Refused("a client sent a server's frame", node=self.session.node)
 
@@ -371,6 +384,42 @@ class Inbound:
             return
         self._send(Kind.ANSWER, head.request_id, answer)
 
+    def _by_engine(self, head: Head, body: bytes) -> None:
+        answer = self._engine.name.encode()
+        try:
+            if head.kind is Kind.ENGINE_OPEN:
+                answer = self._engine.open()
+            elif head.kind is not Kind.ENGINE_NAME:
+                answer = self._through_slot(head.kind, unpack_slot_ask(body))
+        except TransferError as error:
+            self._fault(head.request_id, error)
+            return
+        self._send(Kind.ANSWER, head.request_id, answer)
+
+    def _through_slot(self, kind: Kind, wanted: SlotAsk) -> bytes:
+        """Fill or empty a slot that the peer's engine reaches; the answer's body."""
+        slot, digests, ask = wanted
+        writes = kind is Kind.ENGINE_WRITE
+        if writes and ask.lanes:
+            self._shut.shut(ask.lanes)
+        operation = Operation.WRITE if writes else Operation.READ
+        with self._traced(ask, operation.value):
+            grants = self._claim(ask, Access.WRITE if writes else Access.READ)
+            answer = b""
+            try:
+                views = self._views(ask, grants, fill=not writes)
+                if writes:
+                    self._engine.empty(slot, views, digests)
+                    for window in self._windows:
+                        window.commit()
+                else:
+                    answer = pack_digests(self._engine.fill(slot, views))
+            finally:
+                self._release(grants)
+        total = sum(length for _, _, length in ask.pieces)
+        self._served(ask, operation, total, self._engine.name)
+        return answer
+
     def _fault(self, request_id: int, error: TransferError) -> None:
         status, body = pack_fault(error)
         self._send(Kind.ANSWER, request_id, body, status)
@@ -382,7 +431,9 @@ class Inbound:
         with self._send_lock:
             self.channel.send([frame], self._check)
 
-    def _served(self, ask: Ask, operation: Operation, nbytes: int) -> None:
+    def _served(
+        self, ask: Ask, operation: Operation, nbytes: int, path: str = "tcp"
+    ) -> None:
         if ask.trace:
             log.debug(
                 "served",
@@ -394,4 +445,4 @@ class Inbound:
                 },
             )
         if self._observer is not None:
-            self._observer.served("tcp", ask.purpose, operation, nbytes)
+            self._observer.served(path, ask.purpose, operation, nbytes)

@@ -50,6 +50,7 @@ class Line:
     ) -> None:
         """Speak with ``node``."""
         self.channel = channel
+        self.path = "tcp"
         self.lane = session.lane
         self._given_up = given_up
         self._session = session
@@ -59,6 +60,10 @@ class Line:
         # how requests for one piece begin, by region, capability and purpose
         self._starts: dict[tuple[int, bytes, str], bytes] = {}
         self._tail = memoryview(bytearray(8))
+
+    def close(self) -> None:
+        """Hang up; by the thread that uses it."""
+        self.channel.close()
 
     def send_now(self, request: Request) -> bool:
         """Send a request for one piece without blocking; False: nothing was sent."""
@@ -169,7 +174,7 @@ class Line:
         return Corrupt(
             "the bytes that arrived are not those that were sent",
             node=self._node,
-            path="tcp",
+            path=self.path,
             slice_index=slice_index,
         )
 
@@ -188,13 +193,13 @@ class Line:
         stall_s = min(LONGEST_STALL_S, max(SHORTEST_STALL_S, patience_s / 4))
         if self._stillness.seconds() > stall_s:
             raise Unreachable(
-                f"nothing came for {stall_s:g} s", node=self._node, path="tcp"
+                f"nothing came for {stall_s:g} s", node=self._node, path=self.path
             )
 
     def _fault(self, request: Request, error: TransferError) -> TransferError:
         """The peer's error, in terms of the batch instead of the request."""
         error.node = self._node
-        error.path = "tcp"
+        error.path = self.path
         at = error.slice_index
         if at is not None and at < len(request.views):
             error.slice_index = request.slice_index(at)

@@ -5,7 +5,10 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvtide.runtime import Clock
 from kvtide.transfer.cuda import CudaDriver, Driver
+from kvtide.transfer.engines.seam import Engine
+from kvtide.transfer.engines.slabs import Slabs
 from kvtide.transfer.errors import TransferError
 from kvtide.transfer.nics import hosts_here
 from kvtide.transfer.rdma_owner import RdmaOwner
@@ -34,15 +37,24 @@ class OwnWays:
     """
 
     def __init__(
-        self, advertised: str, wanted: Sequence[str] | None, system: System
+        self,
+        advertised: str,
+        wanted: Sequence[str] | None,
+        system: System,
+        engine: Engine | None,
+        clock: Clock,
     ) -> None:
         """Nothing is opened before ``open``."""
         self._advertised = advertised
         self._wanted = wanted
         self._system = system
+        self._engine = engine
+        self._clock = clock
         self._looking = threading.Lock()
         self.hosts = tuple(advertised.split(","))
         self.rdma: RdmaOwner | None = None
+        self.slabs: Slabs | None = None
+        """What a foreign engine reaches; None without one."""
 
     @property
     def changing(self) -> bool:
@@ -55,12 +67,22 @@ class OwnWays:
         return () if self.rdma is None else tuple(self.rdma.devices)
 
     def open(self) -> None:
-        """Find the hosts, and open the devices.
+        """Find the hosts, and open the devices and the engine.
 
         Raises:
-            Refused, Unreachable: a device that was asked for can't be used.
+            Refused, Unreachable: one that was asked for can't be used.
         """
         self._find_hosts()
+        self._open_devices()
+        if self._engine is not None:
+            try:
+                self._engine.open(self.hosts[0])
+            except TransferError:
+                self.close()
+                raise
+            self.slabs = Slabs(self._engine, self._clock)
+
+    def _open_devices(self) -> None:
         if self._wanted is not None and not self._wanted:
             return
         names = self._system.device_names() if self._wanted is None else self._wanted
@@ -86,8 +108,10 @@ class OwnWays:
             return before != (self.hosts, self.devices)
 
     def close(self) -> None:
-        """Give the devices back."""
+        """Give the devices back, and end the engine."""
         with self._looking:
+            if self.slabs is not None:
+                self.slabs.close()
             if self.rdma is not None:
                 self.rdma.close()
 

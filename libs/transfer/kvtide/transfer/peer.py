@@ -17,6 +17,7 @@ from kvtide.transfer.copier import AT_ONCE_BYTES, Copier, Mover, SharedMover
 from kvtide.transfer.detours import Detours
 from kvtide.transfer.dial import Dialer
 from kvtide.transfer.dispatch import Dispatcher, RailReport
+from kvtide.transfer.engines.slabs import Slabs
 from kvtide.transfer.errors import (
     Refused,
     StaleEpoch,
@@ -72,6 +73,7 @@ class PeerSetup:
     alarm: Alarm
     shm_dir: Path | None
     rdma: Sequence[Device | None]
+    slabs: Slabs | None
     here: Surroundings
     locate: Callable[[Sequence[memoryview]], str] | None
 
@@ -111,6 +113,7 @@ class SocketPeer(TransferPeer):
             setup.here,
             self._control,
             setup.rdma if setup.shm_dir is None else (),
+            setup.slabs if setup.shm_dir is None else None,
         )
         if setup.shm_dir is not None:
             self._mappings = Mappings(
@@ -133,6 +136,8 @@ class SocketPeer(TransferPeer):
             wanted = self._copier is None and any(self._setup.rdma)
             left_s = max(0.0, deadline_s - self._clock.monotonic())
             theirs = self._devices_there(left_s) if wanted else 0
+            left_s = max(0.0, deadline_s - self._clock.monotonic())
+            self._look_for_engine(left_s)
         except TransferError:
             self._control.close()
             raise
@@ -157,6 +162,17 @@ class SocketPeer(TransferPeer):
         if not theirs:
             log.info("peer %s has no RDMA: TCP is used", self.node)
         return theirs
+
+    def _look_for_engine(self, timeout_s: float) -> None:
+        """Use our foreign engine only where the peer has the same."""
+        slabs = self._ways.slabs
+        if slabs is None:
+            return
+        ours = slabs.engine.name
+        theirs = self._control.ask(Kind.ENGINE_NAME, b"", timeout_s).decode("ascii")
+        if theirs != ours:
+            log.info("peer %s has no %s: TCP is used", self.node, ours)
+            self._ways.slabs = None
 
     def devices_changed(self, devices: Sequence[Device | None]) -> None:
         """Our RDMA devices are these now; by the endpoint. May block for a moment.

@@ -14,6 +14,7 @@ from kvtide.runtime import Clock
 from kvtide.runtime.tracing import NO_TRACES, Tracer
 from kvtide.transfer.census import Census
 from kvtide.transfer.channel import Channel
+from kvtide.transfer.engines.slabs import Slabs
 from kvtide.transfer.errors import Refused, TimedOut, TransferError
 from kvtide.transfer.fence import Shut
 from kvtide.transfer.handshake import Session, Verdict, receive
@@ -83,15 +84,18 @@ class Server:
         self._closing = False
         self._listener: socket.socket | None = None
         self._rdma: RdmaOwner | None = None
+        self._slabs: Slabs | None = None
         self._acceptor: threading.Thread | None = None
 
-    def start(self, host: str, port: int, rdma: RdmaOwner | None) -> int:
+    def start(
+        self, host: str, port: int, rdma: RdmaOwner | None, slabs: Slabs | None
+    ) -> int:
         """Listen; the port that it is.
 
         Raises:
             OSError: the address can't be used.
         """
-        self._rdma = rdma
+        self._rdma, self._slabs = rdma, slabs
         listener = socket.create_server((host, port), backlog=128)
         self._listener = listener
         self._acceptor = threading.Thread(
@@ -255,6 +259,7 @@ class Server:
             self._clock,
             self._observer,
             self._rdma,
+            self._slabs,
             self._notified,
             self._hasher,
             self._shut,

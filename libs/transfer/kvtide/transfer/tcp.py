@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from functools import partial
 
+from kvtide.transfer.channel import Channel
 from kvtide.transfer.dial import Dialer
 from kvtide.transfer.driver import Driver
 from kvtide.transfer.errors import (
@@ -18,7 +19,7 @@ from kvtide.transfer.errors import (
     TransferError,
     Unreachable,
 )
-from kvtide.transfer.handshake import CrowdedError, Use
+from kvtide.transfer.handshake import CrowdedError, Session, Use
 from kvtide.transfer.line import Line
 from kvtide.transfer.rail import Carrier, RailDownError, Report
 from kvtide.transfer.requests import Inbox, Request, in_loop
@@ -185,16 +186,22 @@ class TcpCarrier(Carrier):
                 raise RailDownError(
                     error.message, node=error.node, path=self.path
                 ) from error
-            dialer = self._dialer
-            line = Line(
-                channel, session, dialer.address.node, self._clock, dialer.given_up
-            )
+            line = self._line_on(channel, session)
             with self._lock:
                 self._line = line
                 self._cut = False
                 if self._closing:
                     channel.shutdown()
         return self._line
+
+    def _line_on(self, channel: Channel, session: Session) -> Line:
+        """What speaks on a new connection.
+
+        Raises:
+            RailDownError: it can't; the connection is closed.
+        """
+        dialer = self._dialer
+        return Line(channel, session, dialer.address.node, self._clock, dialer.given_up)
 
     def _retire(self, request: Request, error: TransferError | None = None) -> None:
         with self._lock:
@@ -250,4 +257,4 @@ class TcpCarrier(Carrier):
         if line is not None:
             if writes:
                 self._dialer.given_up.add(line.lane)
-            line.channel.close()
+            line.close()

@@ -1,4 +1,4 @@
-"""The ways to a peer: one rail for each of its hosts and RDMA devices, as they are now."""
+"""The ways to a peer: rails for its hosts, RDMA devices and foreign engine, as they are now."""
 
 import logging
 import threading
@@ -10,6 +10,8 @@ from kvtide.runtime import Clock
 from kvtide.transfer.detours import Detours
 from kvtide.transfer.dial import Dialer
 from kvtide.transfer.dispatch import Dispatcher, MakeCarrier
+from kvtide.transfer.engines.carrier import EngineCarrier
+from kvtide.transfer.engines.slabs import Slabs
 from kvtide.transfer.plan import PIECE_BYTES, REQUEST_BYTES, SHARED_BYTES
 from kvtide.transfer.rail import TCP_TIER
 from kvtide.transfer.rdma import RdmaCarrier
@@ -45,8 +47,12 @@ class Ways:
         here: Surroundings,
         owner: Owner,
         devices: Sequence[Device | None],
+        slabs: Slabs | None = None,
     ) -> None:
-        """``devices`` are ours, () where RDMA is not wanted; ``owner`` is the peer."""
+        """``devices`` are ours, () where RDMA is not wanted; ``owner`` is the peer.
+
+        ``slabs`` are of a foreign engine that both ends have, None without one.
+        """
         self._dialer = dialer
         self._here = here
         self._owner = owner
@@ -54,6 +60,7 @@ class Ways:
         """Of regions that the peer does not give to RDMA."""
         self._lock = threading.Lock()
         self._devices = tuple(devices)
+        self.slabs = slabs
         self._theirs = 0
         self._hosts = dialer.hosts
         self._names: set[str] = set()
@@ -111,10 +118,16 @@ class Ways:
         # several hosts differ: smaller is fairer
         piece_bytes = SHARED_BYTES if len(self._hosts) > 1 else PIECE_BYTES
         self.path, self.limits = "tcp", (piece_bytes, REQUEST_BYTES)
-        self.alike = len(self._hosts) == 1 and not usable
+        slabs = self.slabs
+        self.alike = len(self._hosts) == 1 and not usable and slabs is None
         if usable:
             self.path, self.limits = "rdma", (SLOT_BYTES, SLOT_BYTES)
         found = {device.name: self._rdma(index, device) for index, device in usable}
+        if slabs is not None:
+            name = slabs.engine.name
+            self.path, self.limits = name, (SLOT_BYTES, SLOT_BYTES)
+            for index in range(self._here.lanes):
+                found[f"{name}#{index}"] = self._engine(slabs, index)
         for index in range(self._here.lanes):
             for host in self._hosts:
                 found[f"{host}#{index}"] = self._tcp(host, index)
@@ -135,6 +148,12 @@ class Ways:
         )
         penalties = self._here.topology.penalties(device.name)
         return Rail(device.name, penalties=penalties, most_bytes=SLOT_BYTES), carrier
+
+    def _engine(self, slabs: Slabs, index: int) -> tuple[Rail, MakeCarrier]:
+        name = f"{slabs.engine.name}#{index}"
+        thread = f"transfer-{name}-{self._dialer.address.node}"
+        carrier = partial(EngineCarrier, thread, self._dialer, slabs)
+        return Rail(name, most_bytes=SLOT_BYTES), carrier
 
     def _tcp(self, host: str, index: int) -> tuple[Rail, MakeCarrier]:
         thread = f"transfer-out-{self._dialer.address.node}-{host}-{index}"

@@ -63,7 +63,11 @@ class Kind(IntEnum):
     WAYS = 10
     RDMA_CHECK = 11
     FENCE = 12
+    ENGINE_NAME = 13
+    ENGINE_OPEN = 14
+    ENGINE_READ = 15
     ANSWER = 16
+    ENGINE_WRITE = 17
 
 
 class Status(IntEnum):
