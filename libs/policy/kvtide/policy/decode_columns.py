@@ -22,38 +22,46 @@ class DecodeScores:
         """For one request at each worker."""
         running = np.maximum(0.0, workers.running + workers.coming)
         unfitted = np.isnan(workers.fixed_ms)
-        tbt_ms = _plain_ms(workers, running, seeds)
-        if not unfitted.all():
-            rows = np.maximum(0.0, running + workers.ahead) + 1
-            kv_tokens = np.maximum(0.0, workers.kv_tokens + workers.coming_kv_tokens)
-            fitted_ms = (
-                workers.fixed_ms
-                + workers.row_ms * rows
-                + workers.pair_ms * (kv_tokens + ask.prompt_tokens)
-            )
-            tbt_ms = np.where(unfitted, tbt_ms, fitted_ms)
+        if unfitted.all():
+            tbt_ms = _plain_ms(workers, running, seeds)
+        else:
+            tbt_ms = _fitted_ms(ask, workers, running)
+            if unfitted.any():
+                plain_ms = _plain_ms(workers, running, seeds)
+                tbt_ms = np.where(unfitted, plain_ms, tbt_ms)
         limited = workers.capacity > 0
         full = limited & (workers.kv_tokens + ask.reserved_tokens > workers.capacity)
-        answer_ms = (ask.answer_tokens or seeds.answer_tokens) * tbt_ms
-        turns_ms = (workers.waiting + 1) * answer_ms
-        wait_ms = np.where(full, turns_ms / np.maximum(1, workers.running), 0.0)
+        wait_ms = np.zeros(len(full))
+        if full.any():
+            answer_ms = (ask.answer_tokens or seeds.answer_tokens) * tbt_ms
+            turns_ms = (workers.waiting + 1) * answer_ms
+            wait_ms = np.where(full, turns_ms / np.maximum(1, workers.running), 0.0)
         fits = ~limited | (workers.capacity >= ask.reserved_tokens)
         return cls(fits, wait_ms, tbt_ms)
 
     def least(self, workers: DecodeColumns) -> int:
         """The one with the shortest wait, then pace, then share of memory used."""
-        used = np.where(
-            workers.capacity > 0,
-            workers.kv_tokens / np.maximum(workers.capacity, 1),
-            0.0,
-        )
-        left = np.flatnonzero(self.fits)
-        for column in (self.wait_ms, self.tbt_ms, used, workers.kv_tokens):
-            values = column[left]
+        left = self.fits.nonzero()[0]
+        for column in (self.wait_ms, self.tbt_ms):
+            values = column.take(left)
             left = left[values == values.min()]
             if len(left) == 1:
-                break
-        return int(left[0])
+                return int(left[0])
+        kv_tokens, capacity = workers.kv_tokens.take(left), workers.capacity.take(left)
+        used = np.where(capacity > 0, kv_tokens / np.maximum(capacity, 1), 0.0)
+        # of equals the first
+        return int(left[np.lexsort((kv_tokens, used))[0]])
+
+
+def _fitted_ms(ask: Ask, workers: DecodeColumns, running: Floats) -> Floats:
+    """The pace by the curves that were fitted; nan where there is none."""
+    rows = np.maximum(0.0, running + workers.ahead) + 1
+    kv_tokens = np.maximum(0.0, workers.kv_tokens + workers.coming_kv_tokens)
+    return (
+        workers.fixed_ms
+        + workers.row_ms * rows
+        + workers.pair_ms * (kv_tokens + ask.prompt_tokens)
+    )
 
 
 def _plain_ms(workers: DecodeColumns, running: Floats, seeds: CostSeeds) -> Floats:
@@ -67,8 +75,9 @@ def _plain_ms(workers: DecodeColumns, running: Floats, seeds: CostSeeds) -> Floa
 def best_by_host(host: Ints, pace: Floats, hosts: int) -> Ints:
     """The worker with the least ``pace`` on each host, the first of equals; -1 for none."""
     best = np.full(hosts, -1, dtype=np.int64)
+    least = np.full(hosts, np.inf)
+    np.fmin.at(least, host, pace)
     # of equals the first must be written last
-    order = np.argsort(pace, kind="stable")[::-1]
-    order = order[np.isfinite(pace[order])]
-    best[host[order]] = order
+    rows = ((pace == least.take(host)) & np.isfinite(pace)).nonzero()[0][::-1]
+    best[host.take(rows)] = rows
     return best

@@ -57,12 +57,15 @@ class RobustFit:
         self._z = self._seed.copy()
         self._errors: deque[float] = deque(maxlen=self._rules.window)
         self._stale = False
+        self._theta: tuple[float, ...] | None = None
         self.samples = 0
 
     @property
     def theta(self) -> tuple[float, ...]:
-        """The parameters now."""
-        return tuple(float(value) for value in self._solved() * self._spread)
+        """The parameters now; the same object as long as nothing was added."""
+        if self._theta is None:
+            self._theta = tuple((self._solved() * self._spread).tolist())
+        return self._theta
 
     @property
     def error(self) -> float | None:
@@ -86,6 +89,7 @@ class RobustFit:
         self._a = self._a * self._rules.forget + weight * np.outer(u, u)
         self._b = self._b * self._rules.forget + weight * u
         self._stale = True
+        self._theta = None
         self.samples += 1
 
     def _solved(self) -> Vector:

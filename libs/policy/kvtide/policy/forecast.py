@@ -6,7 +6,7 @@ workers report and are booked is the present, pending requests included; the for
 only asked for the change from it.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,11 +123,10 @@ class DecodeForecast:
         first = max(0, int(start_s / self._bucket_s) - self._now)
         last = max(first, int((start_s + life_s) / self._bucket_s) - self._now)
         first, last = min(first, self._buckets - 1), min(last, self._buckets - 1)
-        when = (self._now + np.arange(first, last + 1)) % self._buckets
-        then = self._table[:2, when[0]].copy()
-        for at in when[1:]:
-            then += self._table[:2, at]
-        then /= len(when)
+        then = self._table[:2, (self._now + first) % self._buckets].copy()
+        for at in range(self._now + first + 1, self._now + last + 1):
+            then += self._table[:2, at % self._buckets]
+        then /= last + 1 - first
         then -= self._table[:2, now]
         then -= self._table[2:, now]
         change = then.take(workers, axis=1, mode="clip")
@@ -148,13 +147,19 @@ class DecodeForecast:
         return float(low[0]) * self._bucket_s * 1000 if low.size else None
 
     def _share(self, stay: Stay, left: int) -> Floats:
-        """How much of the request is still there in each bucket from its first on."""
+        """How much of the request is still there in each bucket from its first on.
+
+        Up to the bucket in which even the longest answer is over.
+        """
         tbt_ms = max(stay.tbt_ms, 1e-3)
         tokens = np.arange(left, dtype=np.float64) * (self._bucket_s * 1000 / tbt_ms)
         limit = max(0.0, stay.max_new_tokens)
         if self._prediction is Prediction.UNIFORM:
-            return (tokens < min(self._lengths.mean_tokens, limit)).astype(np.float64)
-        return np.where(tokens < limit, self._lengths.surviving(tokens), 0.0)
+            limit = min(self._lengths.mean_tokens, limit)
+        tokens = tokens[: tokens.searchsorted(limit)]
+        if self._prediction is Prediction.UNIFORM:
+            return np.ones(len(tokens))
+        return self._lengths.surviving(tokens)
 
     def _forget(self) -> None:
         """Entries all of whose time is over; the first placed are the first to be."""
@@ -167,12 +172,27 @@ class DecodeForecast:
     def _count(self, entry: _Entry, sign: float) -> None:
         skip = max(0, self._now - entry.first)
         share = sign * entry.share[skip:]
-        when = (entry.first + skip + np.arange(len(share))) % self._buckets
-        self._table[0, when, entry.worker] += share
-        self._table[1, when, entry.worker] += share * entry.kv_tokens
-        before = np.arange(max(self._now, entry.placed), entry.first) % self._buckets
-        self._table[2, before, entry.worker] += sign
-        self._table[3, before, entry.worker] += sign * entry.kv_tokens
+        own = self._table[:, :, entry.worker]
+        at = 0
+        for when in self._when(entry.first + skip, len(share)):
+            part = share[at : at + when.stop - when.start]
+            own[0, when] += part
+            own[1, when] += part * entry.kv_tokens
+            at += len(part)
+        begin = max(self._now, entry.placed)
+        for before in self._when(begin, entry.first - begin):
+            own[2, before] += sign
+            own[3, before] += sign * entry.kv_tokens
+
+    def _when(self, first: int, count: int) -> Iterator[slice]:
+        """Where so many buckets are in the table, which goes round; in order."""
+        if count <= 0:
+            return
+        start = first % self._buckets
+        end = start + count
+        yield slice(start, min(end, self._buckets))
+        if end > self._buckets:
+            yield slice(0, end - self._buckets)
 
     def _grow(self, worker: int) -> None:
         size = self._table.shape[2]

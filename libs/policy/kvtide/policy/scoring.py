@@ -110,14 +110,14 @@ class ColumnPolicy:
             if whole:
                 plans = self._waiting(ask, fleet.prefills, loaders, runs, plans)
         scores = self._scores(ask, fleet, scored, least, plans)
-        order = self._order(ask, scores, plans, len(fleet.prefills.refs))
-        if not len(order):
+        first, considered = self._first(ask, scores, plans, len(fleet.prefills.refs))
+        if not considered:
             return no_prefill()
-        ranking = _ranking(ask, fleet, scores, plans, order)
+        ranking = _ranking(ask, fleet, scores, plans, first, considered)
         refusal = too_much(ask, ranking, self.targets)
         if refusal is not None:
             return refusal
-        best = int(order[0])
+        best = int(first[0])
         blocks = int(plans.blocks[best])
         own = int(runs.places(loaders.host[best : best + 1])[0])
         rows = runs.spread(own, plans.near[:, best], plans.only, blocks)
@@ -280,15 +280,18 @@ class ColumnPolicy:
         found = self._with(ask, fleet, decodes, decode, queue_ms, made_ms)
         if not self.rules.pairs or not workers:
             return found
-        pace = decodes.wait_ms + self._answer_tokens(ask) * decodes.tbt_ms
-        pace = np.where(decodes.fits, pace, np.inf)
-        beside = best_by_host(fleet.decodes.host, pace, len(fleet.outflows))
-        there = beside[prefills.host]
-        decode[:workers] = np.where(
-            (there >= 0) & (prefills.host != NO_HOST), there, least
-        )
-        other = self._with(ask, fleet, decodes, decode, queue_ms, made_ms)
         answer_tokens = self._answer_tokens(ask)
+        pace = decodes.wait_ms + answer_tokens * decodes.tbt_ms
+        pace[~decodes.fits] = np.inf
+        beside = best_by_host(fleet.decodes.host, pace, len(fleet.outflows))
+        there = beside.take(prefills.host)
+        there[prefills.host == NO_HOST] = -1
+        paired = there >= 0
+        if not paired.any():
+            return found
+        decode = decode.copy()
+        decode[:workers][paired] = there[paired]
+        other = self._with(ask, fleet, decodes, decode, queue_ms, made_ms)
         better = other.ttft_ms + answer_tokens * other.tbt_ms < (
             found.ttft_ms + answer_tokens * found.tbt_ms
         )
@@ -315,37 +318,39 @@ class ColumnPolicy:
         partner = decode[:workers]
         handover_ms = np.zeros(len(decode))
         handover_ms[:workers] = np.where(
-            fleet.decodes.node[partner] == prefills.node,
+            fleet.decodes.node.take(partner) == prefills.node,
             seeds.self_handover_ms,
             np.where(
-                fleet.decodes.host[partner] == prefills.host,
+                fleet.decodes.host.take(partner) == prefills.host,
                 seeds.handover_ms,
                 seeds.remote_handover_ms,
             ),
         )
-        wait_ms, tbt_ms = decodes.wait_ms[decode], decodes.tbt_ms[decode]
+        wait_ms, tbt_ms = decodes.wait_ms.take(decode), decodes.tbt_ms.take(decode)
         # decode waits for room while prefill works
         ttft_ms = np.maximum(made_ms + handover_ms, wait_ms) + tbt_ms
         if ask.lateness is not None:
             ttft_ms = ask.lateness.ttft_ms(queue_ms, ttft_ms)
-        return _Scores(decode.copy(), queue_ms, ttft_ms, tbt_ms, wait_ms)
+        return _Scores(decode, queue_ms, ttft_ms, tbt_ms, wait_ms)
 
-    def _order(self, ask: Ask, scores: _Scores, plans: _Plans, workers: int) -> Ints:
-        """The candidates, best first."""
-        rank = self.rules.rank
+    def _first(
+        self, ask: Ask, scores: _Scores, plans: _Plans, workers: int
+    ) -> tuple[Ints, int]:
+        """The best candidates, best first, and how many there are: the first rows."""
+        rank, limit = self.rules.rank, EXPLAINED_CANDIDATES
         if rank in {RankRule.SHUFFLED, RankRule.IN_TURN}:
-            first = first_in_turn(self.rules, ask.turn, workers)
-            return np.roll(np.arange(workers), -first)
+            turn = first_in_turn(self.rules, ask.turn, workers) if workers else 0
+            rows = np.arange(turn, turn + min(limit, workers), dtype=np.int64)
+            return rows % max(1, workers), workers
         if rank is RankRule.QUEUE:
-            return np.argsort(scores.queue_ms, kind="stable")
+            return _least(scores.queue_ms, limit), len(scores.queue_ms)
         if rank is RankRule.FIRST_TOKEN:
-            return np.argsort(scores.ttft_ms, kind="stable")
+            return _least(scores.ttft_ms, limit), len(scores.ttft_ms)
         done_ms = scores.ttft_ms + self._answer_tokens(ask) * scores.tbt_ms
-        order = np.argsort(done_ms, kind="stable")
         limit_tokens = self.rules.direct_blocks * ask.block_tokens
         if self.rules.direct_blocks and plans.rest_tokens[workers] > limit_tokens:
-            return order[order != workers]
-        return order
+            done_ms = done_ms[:workers]
+        return _least(done_ms, limit), len(done_ms)
 
     def _answer_tokens(self, ask: Ask) -> float:
         return ask.answer_tokens or self.seeds.answer_tokens
@@ -367,17 +372,36 @@ def _queue_ms(prefills: PrefillColumns) -> Floats:
     return prefills.waiting_ms + prefills.waiting_tokens * prefills.token_ms
 
 
+def _least(values: Floats, count: int) -> Ints:
+    """The rows of the least values, least first; of equals the first."""
+    if count >= len(values):
+        return values.argsort(kind="stable")
+    bound = np.partition(values, count - 1)[count - 1]
+    if np.isnan(bound):
+        return values.argsort(kind="stable")[:count]
+    rows = (values <= bound).nonzero()[0]
+    order = np.argsort(values.take(rows), kind="stable")
+    return rows.take(order[:count])
+
+
 def _ranking(
-    ask: Ask, fleet: Fleet, scores: _Scores, plans: _Plans, order: Ints
+    ask: Ask,
+    fleet: Fleet,
+    scores: _Scores,
+    plans: _Plans,
+    shown: Ints,
+    considered: int,
 ) -> Ranking:
-    shown = order[:EXPLAINED_CANDIDATES]
     estimates = _estimates(ask, fleet, scores, plans, shown)
-    rest = np.sort(scores.ttft_ms[order[EXPLAINED_CANDIDATES:]])
+    others = np.ones(considered, dtype=bool)
+    others[shown] = False
+    rest = scores.ttft_ms[:considered][others]
+    rest.sort()
     summary = None
     if rest.size:
         middle = float(rest[rest.size // 2])
         summary = RestSummary(rest.size, float(rest[0]), middle, float(rest[-1]))
-    return Ranking(estimates, len(order), summary)
+    return Ranking(estimates, considered, summary)
 
 
 def _estimates(

@@ -74,7 +74,8 @@ class Network:
         touched = {**links[0].flows, **links[1].flows}
         for number in sorted(touched):
             flow = touched[number]
-            rate = min(link.share for link in flow.links)
+            one, other = flow.links
+            rate = min(one.share, other.share)
             if rate == flow.rate:
                 continue
             flow.left = max(0.0, flow.left - flow.rate * (now_s - flow.since_s))

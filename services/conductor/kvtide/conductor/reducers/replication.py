@@ -30,7 +30,7 @@ from kvtide.bus.messages import (
 from kvtide.conductor.commands import TellStore
 from kvtide.conductor.reducers.heat import Heat
 from kvtide.conductor.reducers.membership import Membership
-from kvtide.conductor.reducers.prefix_index import PrefixIndex
+from kvtide.conductor.reducers.prefix_index import TIERS, PrefixIndex
 from kvtide.conductor.reducers.store_lives import MAX_LIVES
 from kvtide.kv import BlockKey, Located, NodeId, NodeRef, Role
 
@@ -275,14 +275,19 @@ class Replication:
         )
 
     def _holders(self, keys: Sequence[BlockKey]) -> list[int]:
-        """At how many stores that stay each of these blocks is."""
+        """At how many stores that stay each of these blocks is, exact for few copies."""
         if not keys:
             return []
         which, lives = self._index.lives_of(keys)
         stays = self._staying().take(lives)
-        # a store may have a block in two tiers
-        pairs = np.unique(which[stays] * (MAX_LIVES + 1) + lives[stays])
-        return np.bincount(pairs // (MAX_LIVES + 1), minlength=len(keys)).tolist()
+        which, lives = which[stays], lives[stays]
+        copies: list[int] = np.bincount(which, minlength=len(keys)).tolist()
+        # a store may have a block in several tiers: so many copies are at enough stores
+        many = len(TIERS) * self._rules.copies
+        return [
+            len(set(lives[which == at].tolist())) if 1 < count < many else count
+            for at, count in enumerate(copies)
+        ]
 
     def _staying(self) -> NDArray[np.bool_]:
         """Whether a life's number is that of a store that takes new work."""
