@@ -74,6 +74,8 @@ class Overhead:
     whole_p50_ms: float
     whole_p99_ms: float
     cpu_share: float
+    cpu_ms: dict[str, float]
+    """Of each process, for each request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class Report:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--rate", type=float, default=100.0)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--first-ms", type=float, default=20.0)
@@ -194,13 +196,12 @@ async def overhead(
     """The load, after a shorter one that is not counted."""
     rate = given.rate
     await load(client, texts, rate=rate, seconds=WARM_UP_S, tokens=OUTPUT_TOKENS)
-    process = psutil.Process(pid)
-    began_s, before_s = CLOCK.monotonic(), sum(process.cpu_times()[:2])
+    began_s, before_s = CLOCK.monotonic(), cpu_s()
     found = await load(
         client, texts, rate=rate, seconds=given.seconds, tokens=OUTPUT_TOKENS
     )
     took_s = CLOCK.monotonic() - began_s
-    share = (sum(process.cpu_times()[:2]) - before_s) / took_s
+    spent_s = {one: now_s - before_s.get(one, 0.0) for one, now_s in cpu_s().items()}
     good = [one for one in found if one is not None and is_whole(one)]
     client.close()
     schedule_ms = plan.first_ms + (OUTPUT_TOKENS - 1) * plan.step_ms
@@ -213,8 +214,27 @@ async def overhead(
         first_p99_ms=quantile(firsts, 0.99),
         whole_p50_ms=quantile(wholes, 0.5),
         whole_p99_ms=quantile(wholes, 0.99),
-        cpu_share=round(share, 3),
+        cpu_share=round(spent_s[pid] / took_s, 3),
+        cpu_ms={
+            name_of(one): round(1000 * spent / len(found), 2)
+            for one, spent in spent_s.items()
+        },
     )
+
+
+def cpu_s() -> dict[int, float]:
+    """What this process and each that it has started have spent, by pid."""
+    me = psutil.Process()
+    return {one.pid: sum(one.cpu_times()[:2]) for one in (me, *me.children())}
+
+
+def name_of(pid: int) -> str:
+    """What a process of the bench is: the word that tells it from the others."""
+    if pid == os.getpid():
+        return "load"
+    words = psutil.Process(pid).cmdline()
+    known = ("nats-server", "overhead_engine.py", "conductor", "gateway", "litellm")
+    return next((name for name in known if any(name in w for w in words)), "?")
 
 
 def is_whole(result: Result) -> bool:
@@ -281,6 +301,7 @@ async def gateway(
     nats = f"nats://127.0.0.1:{nats_port}"
     server = [str(find_nats_server()), "--addr", "127.0.0.1", "--port", str(nats_port)]
     common = ["--nats", nats, "--state-dir", str(folder), "--shm-dir", str(folder)]
+    common += ["--log-format", "json"]  # as where nobody reads along
     cli = [sys.executable, "-m", "kvtide.cli"]
     sizes = json.loads((model / "config.json").read_text())
     fake = msgspec.structs.replace(
@@ -395,6 +416,13 @@ def told(report: Report) -> str:
             f"| {name} | {one.requests} | {one.failed} | {one.first_p50_ms:.1f} "
             f"| {one.first_p99_ms:.1f} | {one.whole_p50_ms:.1f} "
             f"| {one.whole_p99_ms:.1f} | {one.cpu_share:.0%} |"
+            for name, one in rows
+        ),
+        "",
+        *(
+            f"{name}, ms of CPU for each request: "
+            + ", ".join(f"{who} {spent:.2f}" for who, spent in one.cpu_ms.items())
+            + "."
             for name, one in rows
         ),
         "",
