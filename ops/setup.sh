@@ -82,7 +82,7 @@ fi
 
 say "4/4 kvtide and its tools"
 pip_install -c constraints.txt --build-constraint constraints.txt --group dev \
-  -e '.[gateway,catalog,worker,local,otel]'
+  -e '.[gateway,catalog,worker,local,otel,router]'
 
 printf '%s' "$wanted" >"$VENV/.stamp"
 say "done"

@@ -44,6 +44,7 @@ FLAGGED = {
     "prefill": "Run a prefill worker: makes KV.",
     "decode": "Run a decode worker: makes tokens.",
     "store": "Run a store: keeps KV blocks, the pool on this host.",
+    "router": "Route to an engine that runs already, vLLM's or SGLang's, by its URL.",
     "worker": "Run prefill and decode in one process, with one loaded model.",
 }
 

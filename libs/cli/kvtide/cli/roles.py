@@ -48,6 +48,7 @@ ROLES: dict[str, RoleEntry] = {
 }
 
 
+        RoleEntry("router", "Makes a worker of an engine that runs already."),
 def schemas() -> Schemas:
     """The settings of every role, and of the commands, so that all names are known."""
     known: dict[str, type[BaseModel]] = {

@@ -30,7 +30,8 @@ class BlockStored(
     """Blocks came into a cache; they follow ``parent_block_hash`` (None: the start).
 
     ``token_ids`` are those of all of them. ``medium`` is ``GPU``, ``CPU`` or ``STORAGE``.
-    ``extra_keys`` say for each block what else its hash is of, untagged.
+    ``extra_keys`` say for each block what else its hash is of, untagged. ``cache_salt``:
+    the same as SGLang says it, which has no extra keys.
     """
 
     block_hashes: tuple[BlockHash, ...]
@@ -47,6 +48,7 @@ class BlockStored(
     locality: str | None = None
     ownership: str | None = None
     session_id: str | None = None
+    cache_salt: str | None = None
 
 
 class BlockRemoved(

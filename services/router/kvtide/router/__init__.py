@@ -1,0 +1,1 @@
+"""Plain engines of others as workers: their cache in the index, requests by HTTP."""

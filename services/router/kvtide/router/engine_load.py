@@ -1,0 +1,140 @@
+"""How loaded an engine is, from its ``/metrics`` and from how it served us. Pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvtide.bus.messages import DecodeLoad, PrefillLoad, StepSample
+from kvtide.policy.curves import attended_pairs
+from kvtide.router.asking import EngineKind
+
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_FADE = 0.2
+"""The weight of a new measurement."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    """What an engine said. Sizes of 0 are not known."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_share: float = 0.0
+    capacity_tokens: int = 0
+    block_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    running: str
+    waiting: str
+    kv_share: tuple[str, ...]
+
+
+_NAMES = {
+    EngineKind.VLLM: _Names(
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    ),
+    EngineKind.SGLANG: _Names(
+        "sglang:num_running_reqs", "sglang:num_queue_reqs", ("sglang:token_usage",)
+    ),
+}
+
+
+def read_metrics(kind: EngineKind, text: str) -> EngineMetrics:
+    """What the text of ``/metrics`` says; of several ranks the sum, or the greatest."""
+    names = _NAMES[kind]
+    sums: dict[str, float] = {}
+    peaks: dict[str, float] = {}
+    labels: Mapping[str, str] = {}
+    for line in text.splitlines():
+        found = _SAMPLE.match(line)
+        if found is None:
+            continue
+        name, raw, value = found.groups()
+        try:
+            number = float(value)
+        except ValueError:
+            continue
+        sums[name] = sums.get(name, 0.0) + number
+        peaks[name] = max(peaks.get(name, number), number)
+        if name == "vllm:cache_config_info":
+            labels = dict(_LABEL.findall(raw or ""))
+    block = _whole(labels.get("block_size"))
+    capacity = block * _whole(labels.get("num_gpu_blocks"))
+    if kind is EngineKind.SGLANG:
+        capacity = int(sums.get("sglang:max_total_num_tokens", 0))
+    shares = [peaks[name] for name in names.kv_share if name in peaks]
+    return EngineMetrics(
+        running=int(sums.get(names.running, 0)),
+        waiting=int(sums.get(names.waiting, 0)),
+        kv_share=min(1.0, max(0.0, *shares)) if shares else 0.0,
+        capacity_tokens=capacity,
+        block_tokens=block,
+    )
+
+
+def _whole(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() else 0
+
+
+@dataclass(slots=True)
+class EngineLoad:
+    """The loads of both roles. Times are of requests that went through us."""
+
+    metrics: EngineMetrics = EngineMetrics()
+    step_ms: float = 0.0
+    new_tokens: float = 0.0
+    tokens_per_s: float = 0.0
+    first: StepSample | None = None
+    steps: int = 0
+    _known: bool = field(default=False)
+
+    def began(self, new: int, reused: int, ms: float, *, alone: bool) -> None:
+        """A first token came ``ms`` after the request was sent.
+
+        Only where nothing else ran is that the time of computing the prompt.
+        """
+        if new <= 0 or ms <= 0:
+            return
+        self.new_tokens += (new - self.new_tokens) * (_FADE if self._known else 1.0)
+        self._known = True
+        if not alone:
+            return
+        self.steps += 1
+        self.first = StepSample(1, new, attended_pairs(new, reused), ms)
+        rate = new / ms * 1000
+        self.tokens_per_s += (rate - self.tokens_per_s) * (
+            _FADE if self.tokens_per_s else 1.0
+        )
+
+    def stepped(self, tokens: int, ms: float) -> None:
+        """``tokens`` more of a request came ``ms`` after the ones before."""
+        if tokens <= 0 or ms < 0:
+            return
+        each = ms / tokens
+        self.step_ms += (each - self.step_ms) * (_FADE if self.step_ms else 1.0)
+
+    def prefill(self) -> PrefillLoad:
+        """As a prefill worker reports itself."""
+        waiting = self.metrics.waiting
+        return PrefillLoad(
+            queued=waiting,
+            queued_tokens=int(waiting * self.new_tokens),
+            tokens_per_s=self.tokens_per_s,
+            step=self.first,
+        )
+
+    def decode(self) -> DecodeLoad:
+        """As a decode worker reports itself."""
+        seen = self.metrics
+        return DecodeLoad(
+            running=seen.running,
+            waiting=seen.waiting,
+            kv_tokens_used=int(seen.kv_share * seen.capacity_tokens),
+            kv_tokens_capacity=seen.capacity_tokens,
+            step_ms=self.step_ms,
+        )
