@@ -38,7 +38,8 @@ test: setup ## all tests, with a real NATS, PostgreSQL, model and processes
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(TEST_THREADS)} HF_HUB_OFFLINE=1 \
 	  $(BIN)/python -m pytest -p tests.side_by_side -n $(TEST_JOBS) --dist loadfile $(ARGS)
 
-test-full: ARGS += -m "full or not full"
+# its longest test alone takes longer than what ends a run that hangs
+test-full: ARGS += -m "full or not full" -o faulthandler_timeout=3600
 test-full: test ## all tests and the long rounds of them (an hour or more)
 
 check: setup ## ruff, pyright strict, import-linter and the tidy tests
