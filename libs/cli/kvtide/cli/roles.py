@@ -44,11 +44,11 @@ ROLES: dict[str, RoleEntry] = {
         RoleEntry("prefill", "Makes KV: a prefill worker."),
         RoleEntry("decode", "Makes tokens: a decode worker."),
         RoleEntry("store", "Keeps KV blocks: the pool on this host."),
+        RoleEntry("router", "Makes a worker of an engine that runs already."),
     )
 }
 
 
-        RoleEntry("router", "Makes a worker of an engine that runs already."),
 def schemas() -> Schemas:
     """The settings of every role, and of the commands, so that all names are known."""
     known: dict[str, type[BaseModel]] = {
