@@ -25,11 +25,18 @@ dependencies)
   exit 1
   ;;
 secrets)
-  # keys of known shapes; needs no network
-  shapes='-----BEGIN [A-Z ]*PRIVATE KEY-----|\bSU[A-Z2-7]{56}\b|\bAKIA[0-9A-Z]{16}\b'
-  shapes+='|\bgh[pousr]_[A-Za-z0-9]{36}\b|\bxox[abp]-[A-Za-z0-9-]{20}'
+  # keys of known shapes, and files that hold nothing else; needs no network
+  shapes='-----BEGIN [A-Z ]*PRIVATE KEY-----|\bS[UAONCX][A-Z2-7]{56}\b|\bAKIA[0-9A-Z]{16}\b'
+  shapes+='|\bgh[pousr]_[A-Za-z0-9]{36}\b|\bgithub_pat_[A-Za-z0-9_]{40}|\bxox[abp]-[A-Za-z0-9-]{20}'
+  shapes+='|\bAIza[0-9A-Za-z_-]{35}|\bsk-(ant-|proj-)?[A-Za-z0-9_-]{32}|\bhf_[A-Za-z0-9]{34}\b'
+  shapes+='|\bkvt_[0-9a-f]{12}_[A-Za-z0-9_-]{43}|\beyJ[A-Za-z0-9_-]{20,}\.eyJ[A-Za-z0-9_-]{20}'
+  shapes+='|://[^/@[:space:]:"{$]+:[^/@[:space:]"{$]{12,}@'
   if git grep -nIPe "$shapes" -- . ':!ops/audit.sh'; then
     echo "secrets: the lines above look like keys" >&2
+    exit 1
+  fi
+  if git ls-files | grep -E '\.(seed|key|p12|pfx|kdbx)$|(^|/)(secret|\.env|id_(rsa|ed25519))$'; then
+    echo "secrets: the files above are named as files of keys are" >&2
     exit 1
   fi
   echo "secrets: nothing that looks like a key in what git tracks"

@@ -10,6 +10,7 @@ from gguf import GGUFReader, ReaderTensor, dequantize
 from numpy.typing import NDArray
 
 from kvtide.engine.errors import BrokenModel, UnsupportedModel
+from kvtide.engine.gguf_header import check_header
 
 # what the reader, which trusts its input, runs into when the file lies or ends early
 _READER_ERRORS = (
@@ -33,6 +34,7 @@ class GgufFile:
         """
         self.path = path
         try:
+            check_header(path)
             self._reader = GGUFReader(path)
             self.tensors: dict[str, ReaderTensor] = {
                 tensor.name: tensor for tensor in self._reader.tensors

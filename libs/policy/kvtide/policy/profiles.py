@@ -54,7 +54,7 @@ def read_profiles(text: str, *, json: bool = False) -> dict[str, ClassProfile]:
     try:
         raw = json_format.loads(text) if json else tomllib.loads(text)
         tables = msgspec.convert(raw, dict[str, _ClassTable])
-    except (ValueError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise ProfileError(str(error)) from error
     profiles: dict[str, ClassProfile] = {}
     for name, table in tables.items():

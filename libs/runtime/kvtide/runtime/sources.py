@@ -115,7 +115,7 @@ def _tables(path: Path) -> dict[str, dict[str, object]]:
     except OSError as error:
         message = f"can't read the settings file {path}: {error.strerror}"
         raise ConfigError(message, key=str(path)) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         message = f"{path} is no valid TOML: {error}"
         raise ConfigError(message, key=str(path)) from error
     tables: dict[str, dict[str, object]] = {}
@@ -183,7 +183,7 @@ def from_text(text: str, field: FieldInfo) -> object:
     if text.lstrip().startswith(("[", "{")):
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return text
     if nested:
         return text

@@ -6,6 +6,7 @@ the same order or tail first.
 """
 
 import gzip
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,9 +53,9 @@ def read_trace(path: Path) -> list[TraceRequest]:
             while line := lines.readline(MAX_LINE_BYTES):
                 number += 1
                 found.append(decoder.decode(line))
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise TraceError(f"{path} can't be read: {error}") from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise TraceError(
             f"{path}, line {number}: {error}; each line is an object with timestamp, "
             "input_length, output_length and hash_ids"

@@ -103,7 +103,7 @@ class Tombstones:
             ]
         except FileNotFoundError:
             return []
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             log.warning("tombstones_unreadable", path=str(self.path), error=str(error))
             return []
         return [*spaces, *keys]

@@ -1,5 +1,6 @@
 """A cluster as its TOML describes it, and the curves that follow from it."""
 
+import math
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,7 +185,11 @@ def read_cluster(path: Path) -> ClusterShape:
     except (OSError, UnicodeDecodeError) as error:
         message = f"{path} can't be read: {error}"
         raise ConfigError(message, key="cluster") from error
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (
+        tomllib.TOMLDecodeError,
+        msgspec.ValidationError,
+        RecursionError,
+    ) as error:
         message = f"{path}: {error}; examples/clusters has examples"
         raise ConfigError(message, key="cluster") from error
     return checked(text, str(path))
@@ -210,7 +215,7 @@ def checked(text: ClusterText, name: str) -> ClusterShape:
         ("engine.batch", text.engine.batch),
         ("engine.chunk_tokens", text.engine.chunk_tokens),
     )
-    bad = [key for key, value in least if value <= 0]
+    bad = [key for key, value in least if not 0 < value < math.inf]
     shape = ClusterShape(text)
     if bad:
         raise ConfigError(f"{name}: {bad[0]} must be above zero", key=bad[0])
@@ -218,7 +223,11 @@ def checked(text: ClusterText, name: str) -> ClusterShape:
         _ = shape.block_bytes
     except ValueError as error:
         raise ConfigError(f"{name}: model: {error}", key="model") from error
-    if shape.kv_capacity_tokens < text.model.block_tokens:
+    try:
+        capacity_tokens = shape.kv_capacity_tokens
+    except (ValueError, OverflowError, ZeroDivisionError) as error:
+        raise ConfigError(f"{name}: node: {error}", key="node.memory_bytes") from error
+    if capacity_tokens < text.model.block_tokens:
         message = f"{name}: the weights leave no memory for KV on a node"
         raise ConfigError(message, key="node.memory_bytes")
     return shape

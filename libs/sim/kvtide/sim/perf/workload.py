@@ -79,7 +79,7 @@ def read_workload(
         try:
             table = tomllib.loads(path.read_text(encoding="utf-8"))
             text = msgspec.convert(table, SyntheticText)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             message = f"{path} is no workload: {error}"
             raise ConfigError(message, key="workload") from error
         return Synthetic(text, block_tokens, rate, seed)

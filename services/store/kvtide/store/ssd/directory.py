@@ -40,6 +40,7 @@ SUFFIX = ".seg"
 DIGITS = re.compile("[0-9a-f]{16}")
 READ_ONLY_ERRORS = (errno.EROFS, errno.EACCES, errno.EPERM)
 MAX_DELETED = 65_536
+_DAMAGED = (ValueError, TypeError, OverflowError, RecursionError)
 
 
 class Directory:
@@ -177,7 +178,7 @@ class Directory:
             return []
         try:
             return [_deleted(line) for line in raw.splitlines()]
-        except (ValueError, TypeError) as error:
+        except _DAMAGED as error:
             raise WrongDirectory(
                 f"{self.path / 'deleted'} says which tenants' blocks are deleted, and is "
                 "damaged: remove the whole directory, or that file if no block in it "
@@ -211,7 +212,7 @@ class Directory:
             return {
                 BlockKey(bytes.fromhex(key)): int(until_ms) for key, until_ms in lines
             }
-        except (ValueError, TypeError) as error:
+        except _DAMAGED as error:
             raise WrongDirectory(
                 f"{self.path / 'removed'} says which blocks are removed, and is "
                 "damaged: remove the whole directory, or that file if they may come back",
