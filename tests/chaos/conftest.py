@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import pytest
-from tests.chaos.load import questions
+from tests.chaos.load import TOKENS, questions
+from tests.chaos.model import chosen
 from tests.chaos.site import ChaosSite, NoMountsError
 from tests.e2e.fault_rounds import Question
 
-COUNT = 8
-ANSWERS = "chaos/answers_of_16"
+COUNT = 12
+ANSWERS = f"chaos/answers-{chosen()}-{TOKENS}"
 
 
 @pytest.fixture(scope="session")

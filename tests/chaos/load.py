@@ -19,15 +19,19 @@ from tests.e2e.oracle.reference import Oracle
 from tests.e2e.system import Client, wait_for
 from typing_extensions import override
 
+from kvtide.gateway.api.problems import OVERLOADED_CODE
+
 REQUEST_LIMIT_S = 150.0
 """Far above what an answer takes: what takes longer hangs."""
 MORE_LIMIT_S = 120.0
 SHARED = 130
-TOKENS = 16
+TOKENS = 48
 LEAVE_AFTER = 5
 PAUSE_S = 0.2
 END_LIMIT_S = 5.0
 OK = 200
+STATUS_OF = {OVERLOADED_CODE: 503, "shutting_down": 503, "deadline_exceeded": 504}
+"""The status that an error would have had, had it come before the stream began."""
 
 
 def questions(site: ChaosSite, count: int) -> list[Question]:
@@ -35,7 +39,7 @@ def questions(site: ChaosSite, count: int) -> list[Question]:
 
     def made(number: int) -> Question:
         shared = text_tokens(site.tokenize, SHARED, 40 * (number // 4))
-        own = text_tokens(site.tokenize, 20 + 37 * number % 160, 900 + 40 * number)
+        own = text_tokens(site.tokenize, 60 + 97 * number % 400, 900 + 40 * number)
         sampling = {"temperature": 0.8, "seed": number} if number % 2 else {}
         prompt = [*shared, *own]
         whole = site.complete(prompt, TOKENS, ignore_eos=True, **sampling)
@@ -193,8 +197,8 @@ def _stream(client: Client, entry: Entry) -> None:
 
 def _event(entry: Entry, event: dict[str, Any]) -> None:
     if "error" in event:
-        status = event["error"].get("code") or event["error"].get("type")
-        entry.ends.append(f"error event {status}")
+        code = event["error"].get("code")
+        entry.ends.append(f"error event {code}, {STATUS_OF.get(code, 500)}")
         return
     for choice in event["choices"]:
         entry.ids += choice.get("token_ids") or ()

@@ -16,16 +16,14 @@ from tests.chaos.site import ChaosSite
 from tests.e2e.fault_rounds import Question
 from tests.e2e.oracle.reference import Oracle
 
-from kvtide.engine.demo import default_cache_dir, ensure_demo_model
-
 RESULTS = "CHAOS_RESULTS"
-WARM = 2
+WARM = 8
 """Answers before a fault, and after it is over."""
 
 
 @functools.cache
-def oracle() -> Oracle:
-    return Oracle(ensure_demo_model(default_cache_dir()))
+def oracle_of(model: Path) -> Oracle:
+    return Oracle(model)
 
 
 @dataclass
@@ -68,6 +66,7 @@ def disturbed(
             load.answered(WARM)
             yield one
             load.answered(WARM)
+        oracle = functools.partial(oracle_of, site.model_folder)
         wrong = judge(load.entries, allowed or Allowed(), oracle)
         assert not wrong, wrong
         site.wait_whole()

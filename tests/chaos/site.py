@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import msgspec
 from tests.chaos.link import Link, Links
+from tests.chaos.model import chaos_model
 from tests.e2e.system import Client, Site, alive, wait_for
 from tests.integration.cluster import Cluster, RoleProcess
 from tests.integration.postgres import PostgresServer, postgres_server
@@ -26,14 +27,13 @@ from typing_extensions import override
 
 from kvtide.bus.messages import StatusQuery
 from kvtide.cli.access import NoConductorError, NoNatsError, ask_conductor, open_bus
-from kvtide.engine.demo import default_cache_dir, ensure_demo_model
 from kvtide.runtime.settings import RoleSettings
 
 HOSTS = 2
 MEMORY_MIB = 256
-DRAM_BYTES = 48 << 20
-SLAB_BYTES = 12 << 20
-"""Room for some sixteen blocks on each host: less than the load's prompts have."""
+DRAM_BYTES = 16 << 20
+SLAB_BYTES = 4 << 20
+"""Room for some twenty blocks on each host: less than the load's prompts have."""
 SSD_BYTES = 256 << 20
 TRANSFER_HOST = "127.0.1.1"
 """Where links to transfer ports listen; the ports themselves are on 127.0.0.1."""
@@ -60,13 +60,12 @@ def run(*command: str) -> None:
 class LinkedCluster(Cluster):
     """A cluster whose every connection between hosts goes over a link."""
 
-    def __init__(self, folder: Path, links: Links, catalog: str) -> None:
+    def __init__(self, folder: Path, links: Links, catalog: str, model: Path) -> None:
         self.links = links
         self.to_nats: dict[str, Link] = {}
         self.to_transfer: dict[str, Link] = {}
         self.catalog = catalog
-        model = str(ensure_demo_model(default_cache_dir()))
-        worker = {"model": model, "threads": 1}
+        worker = {"model": str(model), "threads": 1}
         super().__init__(
             folder,
             stores=HOSTS,
@@ -78,7 +77,7 @@ class LinkedCluster(Cluster):
             settings={
                 "prefill": worker,
                 "decode": worker,
-                "gateway": {"model": model, "drain_s": 5.0},
+                "gateway": {"model": str(model), "drain_s": 5.0},
                 "store": {
                     "dram_bytes": DRAM_BYTES,
                     "slab_bytes": SLAB_BYTES,
@@ -125,6 +124,7 @@ class ChaosSite(Site):
         self.folder = folder
         self._stack = ExitStack()
         self.cluster: LinkedCluster
+        self.model_folder: Path
         self.links: Links
         self.postgres: PostgresServer
         self.to_postgres: Link
@@ -155,7 +155,10 @@ class ChaosSite(Site):
         catalog = (
             f"postgresql+asyncpg://postgres@127.0.0.1:{self.to_postgres.port}/{name}"
         )
-        self.cluster = LinkedCluster(self.folder / "c", self.links, catalog)
+        self.model_folder = chaos_model(self.folder / "model")
+        self.cluster = LinkedCluster(
+            self.folder / "c", self.links, catalog, self.model_folder
+        )
         for host in range(HOSTS):
             self._mount(host)
         stack.enter_context(self.cluster)
@@ -260,6 +263,11 @@ class ChaosSite(Site):
             }
         except AssertionError:
             return False
+
+    def epochs(self) -> dict[str, int]:
+        """The life of each node that a conductor sees."""
+        nodes = [node["beat"]["node"] for node in self.status()["nodes"]]
+        return {node["node"]: node["epoch"] for node in nodes}
 
     def counted(self, start: str, *words: str) -> float:
         """The sum of a metric over all processes, of samples with these words."""

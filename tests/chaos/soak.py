@@ -6,6 +6,7 @@ memory, descriptors, threads or tasks than it had when it had settled. Writes
 """
 
 import argparse
+import functools
 import json
 import random
 import signal
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from tests.chaos.link import CLEAR, SILENT, Link, Weather
 from tests.chaos.load import Allowed, Ledger, judge, questions
-from tests.chaos.rounds import commit, oracle
+from tests.chaos.rounds import commit, oracle_of
 from tests.chaos.site import ROLES, ChaosSite
 from tests.chaos.watch import FIGURES, Sample, Watch, leaks, lives
 from tests.e2e.system import wait_for
@@ -161,12 +162,13 @@ def soak(seconds: float, seed: int, folder: Path) -> Soak:
         found.requests = load.seen()
         found.faults = dict(sorted(faults.done.items()))
         found.samples = watch.samples
-        found.wrong += judged(load, watch.samples)
+        found.wrong += judged(site, load, watch.samples)
     return found
 
 
-def judged(load: Ledger, samples: Sequence[Sample]) -> list[str]:
+def judged(site: ChaosSite, load: Ledger, samples: Sequence[Sample]) -> list[str]:
     """What is wrong with the ledger, and what leaked."""
+    oracle = functools.partial(oracle_of, site.model_folder)
     wrong = judge(load.entries, ALLOWED, oracle)
     failed = sum(not e.finished and not e.left for e in load.entries)
     if failed > MOST_FAILED * len(load.entries):

@@ -1,5 +1,6 @@
 """Clocks that are wrong, orderly ends, more requests than there is room for, poison."""
 
+import functools
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.chaos.load import TOKENS, Allowed, Ledger, judge
-from tests.chaos.rounds import disturbed, note, oracle
+from tests.chaos.rounds import disturbed, note, oracle_of
 from tests.chaos.site import ChaosSite
 from tests.e2e.fault_rounds import Question
 from tests.e2e.oracle.prompts import text_tokens
@@ -118,6 +119,7 @@ def test_ten_times_too_many(site: ChaosSite, asked: Sequence[Question]) -> None:
     before = {name: resident_mib(pid) for name, pid in pids.items()}
     with Ledger(site, asked, CROWD, leavers=False) as load:
         time.sleep(CROWD_S)
+    oracle = functools.partial(oracle_of, site.model_folder)
     assert judge(load.entries, Allowed(errors=("429", "503")), oracle) == []
     refused = [e for e in load.entries if e.ends and not e.finished]
     assert all(e.retry_after for e in refused if not e.ids)

@@ -82,7 +82,7 @@ def test_a_whole_host_stops(site: ChaosSite, asked: Sequence[Question]) -> None:
         f"SIGSTOP of store, conductor, prefill and decode of a host, {STOPPED_S:.0f} s"
     )
     with disturbed(site, asked, "F6", done, allowed) as it:
-        lives = {name: site.beats()[name]["node"]["epoch"] for name in names}
+        lives = site.epochs()
         site.stop(*names)
         it.did()
         began_s = time.monotonic()
@@ -90,11 +90,7 @@ def test_a_whole_host_stops(site: ChaosSite, asked: Sequence[Question]) -> None:
         time.sleep(max(0.0, began_s + STOPPED_S - time.monotonic()))
         site.go_on(*names)
         wait_for(
-            lambda: all(
-                beat["node"]["epoch"] > lives[name]
-                for name, beat in site.beats().items()
-                if name in names
-            ),
+            lambda: all(site.epochs().get(name, 0) > lives[name] for name in names),
             60,
             "each begins a new life",
         )
