@@ -41,6 +41,7 @@ class CatalogKeys:
         self._kek = kek
         self._clock = clock
         self._lock = threading.Lock()
+        self._asking = threading.Lock()
         self._by_tenant: dict[bytes, TenantKey] = {}
         self._by_id: dict[bytes, TenantKey] = {}
         self._again_s = float("-inf")
@@ -65,11 +66,16 @@ class CatalogKeys:
 
     def of_tenant(self, tenant: bytes) -> TenantKey:
         """See ``TenantKeys``."""
-        with self._lock:
-            known = self._by_tenant.get(tenant)
+        known = self._known(tenant)
+        if known is not None:
+            return known
+        # reads of what is known never wait for the catalog
+        with self._asking:
+            known = self._known(tenant)
             if known is None:
                 known = self._ask(tenant)
-                self._by_tenant[tenant] = self._by_id[known.key_id] = known
+                with self._lock:
+                    self._by_tenant[tenant] = self._by_id[known.key_id] = known
             return known
 
     def of_id(self, key_id: bytes) -> TenantKey:
@@ -88,6 +94,10 @@ class CatalogKeys:
                 del self._by_id[known.key_id]
 
     # ---- inside
+
+    def _known(self, tenant: bytes) -> TenantKey | None:
+        with self._lock:
+            return self._by_tenant.get(tenant)
 
     def _ask(self, tenant: bytes) -> TenantKey:
         """The tenant's key from the catalog, made if it never had one."""

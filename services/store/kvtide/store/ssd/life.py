@@ -10,7 +10,7 @@ from prometheus_client import Histogram
 from kvtide.bus import Node
 from kvtide.bus.messages import StoreLoad
 from kvtide.kv import NodeId, derive_key
-from kvtide.runtime import Clock, TaskScope
+from kvtide.runtime import Clock, ConfigError, TaskScope
 from kvtide.store.settings import StoreSettings
 from kvtide.store.ssd.device import FilesSpec, SsdDevice, TierFiles
 from kvtide.store.ssd.events import SsdCommand, SsdEvent, TierOpened, Tombstone
@@ -121,6 +121,11 @@ class SsdLife:
             self._ending.spawn(closing, name="ssd of an earlier life")
         if self._settings.ssd_bytes == 0:
             return
+        if is_sealed(self._settings) and self._keys is None:
+            raise ConfigError(
+                "blocks on SSD are to be encrypted, and nobody keeps the keys",
+                key="ssd_key_file",
+            )
         digest = derive_key(self._node.secret, "ssd directory")
         spec = FilesSpec(
             path=ssd_dir(self._settings),
