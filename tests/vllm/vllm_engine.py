@@ -54,7 +54,7 @@ class VllmEngine:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=_environment(),
+                env=vllm_environment(),
             )
 
     def wait_ready(self) -> None:
@@ -173,7 +173,8 @@ def vllm_engine(given: Mapping[str, object], log: Path) -> Generator[VllmEngine]
         engine.kill()
 
 
-def _environment() -> dict[str, str]:
+def vllm_environment() -> dict[str, str]:
+    """What vLLM on two cores is started with."""
     return {
         **os.environ,  # noqa: TID251 - a process's environment
         "HF_HUB_OFFLINE": "1",

@@ -8,12 +8,16 @@ from typing import cast
 from pydantic import BaseModel
 
 from kvtide.cli.settings import UpSettings
+from kvtide.connect.vllm_worker.settings import VllmSettings
 from kvtide.runtime.settings import RoleSettings
 from kvtide.runtime.sources import Schemas
 
 UP = "up"
 LOOK = "cli"
 """The settings of commands that only look on: the shared ones."""
+
+VLLM = "vllm"
+"""The settings of a worker whose engine is vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,4 +58,4 @@ def schemas() -> Schemas:
     known: dict[str, type[BaseModel]] = {
         name: entry.settings_class() for name, entry in ROLES.items()
     }
-    return {**known, UP: UpSettings, LOOK: RoleSettings}
+    return {**known, UP: UpSettings, LOOK: RoleSettings, VLLM: VllmSettings}

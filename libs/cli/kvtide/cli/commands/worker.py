@@ -12,6 +12,7 @@ from kvtide.cli.resolve import resolve
 from kvtide.cli.roles import ROLES
 from kvtide.cli.running import run_process, run_role
 from kvtide.cli.settings import wait_passively
+from kvtide.connect.vllm_worker.settings import VllmSettings
 from kvtide.decode.settings import DecodeSettings
 from kvtide.kv import Role
 from kvtide.prefill.settings import PrefillSettings
@@ -24,12 +25,20 @@ _ROLES_FIELD = FieldInfo(
     default="prefill,decode",
     description="what this process does, comma-separated",
 )
+OWN, VLLM = "kvtide", "vllm"
+_ENGINE_FIELD = FieldInfo(
+    annotation=str,
+    default=OWN,
+    description="what computes: kvtide, or vllm, which must be installed beside it",
+)
 
 
 def worker_fields() -> dict[str, FieldInfo]:
-    """The flags: those of both roles, and ``--roles``."""
+    """The flags: those of both roles and of vLLM, ``--roles`` and ``--engine``."""
     return {
         "roles": _ROLES_FIELD,
+        "engine": _ENGINE_FIELD,
+        **VllmSettings.model_fields,
         **PrefillSettings.model_fields,
         **DecodeSettings.model_fields,
     }
@@ -42,10 +51,22 @@ def run_worker(config: Path | None, flags: Mapping[str, object]) -> None:
 
 def _run(config: Path | None, flags: Mapping[str, object]) -> int:
     roles = _parsed_roles(str(flags.get("roles", _ROLES_FIELD.default)))
-    given = {key: value for key, value in flags.items() if key != "roles"}
+    given = {k: v for k, v in flags.items() if k not in ("roles", "engine")}
+    engine = str(flags.get("engine", OWN))
+    if engine == VLLM:
+        from kvtide.cli.commands.vllm_worker import run_vllm  # noqa: PLC0415
+
+        return run_vllm(roles, config, given)
+    if engine != OWN:
+        raise ConfigError(
+            f"engine is {engine!r}: it can be {OWN} or {VLLM}", key="engine"
+        )
     if len(roles) == 1:
         return run_role(roles[0].value, config, given)
     given.setdefault("node", random_node_name("worker"))
+    both = PrefillSettings.model_fields | DecodeSettings.model_fields
+    for key in given.keys() - both.keys():
+        raise ConfigError(f"{key} is of --engine {VLLM} alone", key=key)
     prefill = resolve(
         PrefillSettings,
         Role.PREFILL,

@@ -1,0 +1,91 @@
+"""Settings of a worker whose engine is vLLM, and the environment that it needs."""
+
+import json
+import os
+from typing import Any, cast
+
+from pydantic import Field
+
+from kvtide.connect.settings import ConnectSettings
+from kvtide.engine.settings import WorkerSettings
+from kvtide.runtime import ConfigError
+from kvtide.runtime.settings import RoleSettings
+
+OURS = ("model", "dtype", "kv_transfer_config", "enable_prefix_caching")
+"""Options of vLLM's that the worker sets itself."""
+
+_OF_THE_WORKER = ("node", "listen", "advertise", "http_port", "transfer_port")
+
+
+class VllmSettings(WorkerSettings):
+    """``kvtide worker --engine vllm``."""
+
+    vllm_options: str = Field(
+        default="{}",
+        description="more of vLLM's engine arguments, as a JSON object by their names "
+        'in Python, such as {"max_model_len": 4096, "enforce_eager": true}',
+    )
+    max_requests: int = Field(
+        default=256,
+        ge=1,
+        le=65_536,
+        description="requests that vLLM may have at a time, waiting ones included",
+    )
+    handover_wait_s: float = Field(
+        default=2.0,
+        ge=0,
+        description="longest time that a decode waits for the prompt that a prefill "
+        "worker has made to show up in the pool",
+    )
+    lease_s: float = Field(
+        default=30.0,
+        gt=0,
+        le=3600,
+        description="how long the stores keep a prompt for the decode that it is for",
+    )
+
+    def options(self) -> dict[str, Any]:
+        """VLLM's own arguments.
+
+        Raises:
+            ConfigError: they are no JSON object, or set what the worker sets.
+        """
+        try:
+            given: object = json.loads(self.vllm_options)
+        except ValueError as error:
+            raise ConfigError(
+                f"vllm_options are no JSON: {error}", key="vllm_options"
+            ) from error
+        if not isinstance(given, dict):
+            raise ConfigError("vllm_options must be an object", key="vllm_options")
+        options = cast("dict[str, Any]", given)
+        for name in OURS:
+            if name in options:
+                raise ConfigError(
+                    f"vllm_options can't set {name}: the worker does",
+                    key="vllm_options",
+                )
+        return options
+
+    def connector(self) -> dict[str, Any]:
+        """What the connector inside vLLM is told: the same cluster, as this one is."""
+        shared = set(RoleSettings.model_fields) - set(_OF_THE_WORKER)
+        own = self.model_dump(mode="json", include=shared)
+        given = {name: value for name, value in own.items() if value is not None}
+        given |= {"lease_s": self.lease_s, "handover_wait_s": self.handover_wait_s}
+        return {
+            name: given[name] for name in given if name in ConnectSettings.model_fields
+        }
+
+
+def prepare_environment(settings: VllmSettings) -> None:
+    """Set what vLLM reads from the environment, before it is imported.
+
+    Its engine is a process of its own, which must be started afresh: a fork of one with
+    threads may hang. What somebody has set stays.
+    """
+    os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if settings.threads:
+        os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))
