@@ -108,6 +108,16 @@ def test_the_earlier_version_reads_ours(tmp_path: Path) -> None:
     assert json.loads(told.stdout) == {}
 
 
+class EarlierProcess(RoleProcess):
+    """A role by the earlier version's own command line."""
+
+    @property
+    @override
+    def command(self) -> list[str]:
+        flags = (f"--{k.replace('_', '-')}={v}" for k, v in self.settings.items())
+        return [sys.executable, "-m", "kvtide.cli", self.role, *flags]
+
+
 class Mixed(Cluster):
     """A cluster of which some processes run the earlier version."""
 
@@ -132,10 +142,15 @@ class Mixed(Cluster):
     @override
     def add(self, role: str, number: int, **settings: object) -> RoleProcess:
         process = super().add(role, number, **settings)
-        if process.name in self._earlier:
-            self.kill(process.name)
-            process.start({**self._environment, "OMP_NUM_THREADS": "1"})
-        return process
+        if process.name not in self._earlier:
+            return process
+        self.kill(process.name)
+        earlier = EarlierProcess(
+            process.name, role, process.settings, process.log, process.http_url
+        )
+        earlier.start({**self._environment, "OMP_NUM_THREADS": "1"})
+        self.processes[process.name] = earlier
+        return earlier
 
 
 def ask(url: str, body: Mapping[str, object]) -> dict[str, object]:
@@ -158,7 +173,7 @@ def ask(url: str, body: Mapping[str, object]) -> dict[str, object]:
         frozenset({"decode-0", "store-0"}),
         frozenset({"gateway-0", "conductor-0", "prefill-0"}),
     ],
-    ids="-".join,
+    ids=lambda names: "-".join(sorted(names)),
 )
 def test_workers_of_the_earlier_version_serve_beside_ours(
     tmp_path: Path, earlier: frozenset[str]
