@@ -105,6 +105,7 @@ class AnsweringService(RequestService[Event, Command]):
             try:
                 self._engine.check(_asked(message))
             except UnsupportedOption as error:
+                log.warning("work refused", request=message.request, reason=str(error))
                 return Failure(code="invalid_sampling", reason=str(error))
         return super()._hear(message)
 
