@@ -23,7 +23,7 @@ TEST_THREADS ?= 1
 TEST_JOBS ?= $(shell echo $$(( $$(nproc) < 7 ? $$(nproc) + 1 : 8 )))
 SECONDS ?= 600
 
-.PHONY: help setup up test test-full check format bench sim sim-soak chaos soak audit secrets docs clean distclean test-compose test-rdma test-vllm rdma
+.PHONY: help setup up test test-full check format bench sim sim-soak chaos soak audit secrets docs clean distclean test-compose test-rdma test-vllm test-nixl test-mooncake rdma
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -85,6 +85,12 @@ test-rdma: setup ## the RDMA tests: here if there are devices, else (root) in a 
 
 test-vllm: setup ## two vLLM engines on one pool, on the CPU; makes vLLM's environment (3 GB)
 	@ops/vllm/test.sh $(ARGS)
+
+test-nixl: setup ## the transfer contract over NIXL (UCX); makes an environment for it
+	@ops/engines/test.sh nixl $(ARGS)
+
+test-mooncake: setup ## the same over Mooncake's engine (TCP)
+	@ops/engines/test.sh mooncake $(ARGS)
 
 rdma: setup ## link the system's pyverbs into .venv
 	@ops/rdma/link-pyverbs.sh .venv
