@@ -131,10 +131,10 @@ class FakeWorker:
             return Failure(code="unexpected", reason=type(work).__name__)
         ref = RequestRef(work.request, work.attempt)
         going = self._one(ref, work.gateway)
-        if isinstance(work, PrefillWork):
-            self._prefill(ref, going, len(work.tokens))
-        else:
+        if isinstance(work, DecodeWork):
             going.wanted = work.max_new_tokens
+        if isinstance(work, PrefillWork) or work.prefill is None:
+            self._prefill(ref, going, len(work.tokens))
         return WorkAccepted(request=ref.request, attempt=ref.attempt, start_ms=0)
 
     def _prefill(self, ref: RequestRef, going: Going, tokens: int) -> None:

@@ -243,6 +243,8 @@ async def test_models_and_text_routes(http: httpx.AsyncClient) -> None:
     assert tokens["keys"] == tokens["count"] // 16
     text = await http.post("/detokenize", json={"tokens": tokens["tokens"]})
     assert text.json()["prompt"].startswith("<|im_start|>user\nhi<|im_end|>")
+    wrong = await http.post("/detokenize", json={"tokens": [1, 1 << 31]})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "tokens")
 
 
 async def test_tokenize_says_what_is_served(

@@ -55,6 +55,10 @@ def model_routes(door: Door) -> APIRouter:
         body = await read(request, DetokenizeBody, door.settings.max_body_bytes)
         if body.model is not None:
             door.check_model(body.model)
+        size = door.served.text.vocab_size
+        strange = next((token for token in body.tokens if token >= size), None)
+        if strange is not None:
+            raise bad_param("tokens", f"tokens: token {strange} is not below {size}")
         return json_response(DetokenizeReply(await door.served.decode(body.tokens)))
 
     del list_models, get_model, tokenize, detokenize
