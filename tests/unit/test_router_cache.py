@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from kvtide.bus.messages import SnapshotPull
+from kvtide.bus.messages import BlocksChanged, SnapshotPull
 from kvtide.connect.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -150,7 +150,7 @@ def test_pages_with_the_changes_after_them_are_what_is_there(
     seen: dict[BlockKey, int] = {}
     after: BlockKey | None = None
     reading, oldest = False, 0
-    changes = []
+    changes: list[BlocksChanged] = []
     for number, keys in enumerate(flips):
         gone = {key for key in keys if key in there}
         come = {key for key in keys if key not in there}

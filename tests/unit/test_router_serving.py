@@ -233,7 +233,10 @@ def test_vllm_is_asked_for_the_rest_and_its_chunks_are_understood() -> None:
     assert heard.delta is not None
     assert (heard.delta.ids, heard.delta.finish) == ((11,), FinishReason.LENGTH)
     assert heard.delta.logprobs[0].top == ((12, -0.4), (11, -0.5))
-    usage = {"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": 64}}}
+    usage: dict[str, object] = {
+        "choices": [],
+        "usage": {"prompt_tokens_details": {"cached_tokens": 64}},
+    }
     assert dialect.hear(json.dumps(usage).encode()) == Heard(None, 64)
     for wrong in (b'{"error": {"message": "out of memory"}}', b"<html>", b'{"choices"'):
         with pytest.raises(EngineAnswerError):
@@ -279,8 +282,12 @@ def test_load_is_read_from_metrics() -> None:
     load.began(100, 28, 50.0, alone=True)
     load.stepped(2, 20.0)
     assert load.prefill().queued_tokens == 400
-    assert load.prefill().tokens_per_s == pytest.approx(2000)
+    step = load.prefill().step
+    assert step is not None
+    assert (step.new, step.ms) == (100, 50.0)
     assert load.decode().kv_tokens_used == 400
-    assert load.decode().step_ms == pytest.approx(10)
+    later = load.decode().step
+    assert later is not None
+    assert (later.rows, later.attended, later.ms) == (3, 400, 10.0)
     other = "sglang:num_running_reqs 1\nsglang:token_usage 0.5\n"
     assert read_metrics(EngineKind.SGLANG, other).running == 1

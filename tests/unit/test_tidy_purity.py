@@ -77,6 +77,7 @@ PURE = (
     "kvtide.decode.pages",
     "kvtide.decode.sequence",
     "kvtide.connect.kv_events",
+    "kvtide.connect.pool_events",
     "kvtide.router.answer",
     "kvtide.router.asking",
     "kvtide.router.cache_map",

@@ -77,7 +77,11 @@ def _news(
     """What a role tells all, and hears of all."""
     match role:
         case Role.GATEWAY:
-            heard = (subjects.all_placements(), subjects.all_ended())
+            heard = (
+                subjects.all_placements(),
+                subjects.all_ended(),
+                subjects.all_blocks(),
+            )
             return (subjects.ended(node),), heard
         case Role.CONDUCTOR:
             heard = (

@@ -26,17 +26,19 @@ _SEED_BYTES = 32
 
 
 def roles_of(role: str) -> tuple[Role, ...]:
-    """The roles of a process: ``worker`` has two.
+    """The roles of a process: ``worker`` has two, ``router`` three.
 
     Raises:
         ConfigError: there is no such role.
     """
     if role == "worker":
         return (Role.PREFILL, Role.DECODE)
+    if role == "router":
+        return (Role.PREFILL, Role.DECODE, Role.STORE)
     try:
         return (Role(role),)
     except ValueError:
-        known = ", ".join([*Role, "worker"])
+        known = ", ".join([*Role, "worker", "router"])
         raise ConfigError(f"{role!r} is no role: it is one of {known}") from None
 
 

@@ -115,10 +115,23 @@ def decode_batch(payload: bytes) -> KvEventBatch:
 
 def encode_batch(batch: KvEventBatch) -> bytes:
     """The payload, with events as maps."""
-    whole: list[object] = [batch.wall_s, batch.events]
+    whole: list[object] = [batch.wall_s, [_written(event) for event in batch.events]]
     if batch.data_parallel_rank is not None:
         whole.append(batch.data_parallel_rank)
     return msgspec.msgpack.encode(whole)
+
+
+def _written(event: KvEvent) -> dict[str, object]:
+    """With the fields that vLLM's own reader needs, though nothing is in them."""
+    match event:
+        case BlockStored():
+            needed = ("lora_id", "medium", "lora_name")
+        case BlockRemoved():
+            needed = ("medium",)
+        case AllBlocksCleared():
+            needed = ()
+    said: dict[str, object] = msgspec.to_builtins(event, builtin_types=(bytes,))
+    return {**dict.fromkeys(needed), **said}
 
 
 def frames(topic: str, number: int, batch: KvEventBatch) -> tuple[bytes, bytes, bytes]:

@@ -1,7 +1,9 @@
 """One gateway process, from its settings to its clean end."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import structlog
@@ -20,7 +22,7 @@ from kvtide.gateway.settings import GatewaySettings
 from kvtide.gateway.shell import Gateway
 from kvtide.gateway.ui import Dashboard
 from kvtide.gateway.workload import WorkloadLog
-from kvtide.kv import BlockIds, Role
+from kvtide.kv import BlockIds, Role, TenantId
 from kvtide.runtime import Clock, TaskScope
 
 DRAIN_TICK_S = 0.05
@@ -73,6 +75,7 @@ async def serve_on(
         served = await ServedModel.open(settings.served_name, folder, node, executor)
         async with (
             open_access(settings, clock=node.clock, registry=registry) as desk,
+            _published(settings, gateway),
             TaskScope() as scope,
         ):
             door = Door(settings, gateway, served, metrics, desk)
@@ -110,6 +113,40 @@ def _workload_log(settings: GatewaySettings, node: Node) -> WorkloadLog | None:
         return None
     ids, most_bytes = BlockIds(node.secret), settings.workload_log_bytes
     return WorkloadLog(path, ids, node.clock, most_bytes=most_bytes)
+
+
+@asynccontextmanager
+async def _published(
+    settings: GatewaySettings, gateway: Gateway
+) -> AsyncGenerator[None]:
+    """What the pool holds is published meanwhile, if a setting says where.
+
+    Raises:
+        ConfigError: an address can't be bound.
+    """
+    if not settings.kv_events:
+        yield
+        return
+    # these load ZeroMQ
+    from kvtide.connect.kv_publisher import KvPublisher  # noqa: PLC0415
+    from kvtide.gateway.pool_feed import PoolFeed  # noqa: PLC0415
+
+    node = gateway.node
+    publisher = KvPublisher(
+        settings.kv_events,
+        settings.kv_events_replay,
+        settings.kv_events_topic,
+        node.clock,
+    )
+    feed = PoolFeed(node, publisher, TenantId(settings.tenant))
+    try:
+        await feed.start()
+        gateway.observe(feed)
+        async with TaskScope() as scope:
+            scope.spawn(feed.run(), name="kv events")
+            yield
+    finally:
+        await feed.close()
 
 
 def _log_path(settings: GatewaySettings) -> Path | None:

@@ -114,6 +114,18 @@ class GatewaySettings(RoleSettings):
         ge=1 << 20,
         description="a workload log that would outgrow this goes to NAME.1",
     )
+    kv_events: str = Field(
+        default="",
+        description="address such as tcp://*:5557 at which what the pool holds is "
+        "published as KV events in vLLM's format: token ids of all prompts, for routers "
+        "in front of this gateway. empty: nowhere",
+    )
+    kv_events_replay: str = Field(
+        default="",
+        description="address such as tcp://*:5558 at which KV events are repeated; "
+        "empty: nowhere",
+    )
+    kv_events_topic: str = Field(default="", description="topic of the KV events")
     text_threads: int = Field(
         default=2, ge=1, description="threads that tokenise long prompts"
     )

@@ -111,6 +111,10 @@ class EngineAgent(Driver[Event, Command]):
         """Listen, and take work while the engine answers."""
         node = self._node
         node.models(self._facts)
+        # one that has served nothing yet must not look faster than one that has
+        node.set_worker_class(
+            self._settings.worker_class or f"engines of {self._facts.name}"
+        )
         node.on_fenced(self._shelf.reborn)
         for hop in (Hop.WORK, Hop.CONTROL):
             self._others.append(await node.inbox(Role.PREFILL, hop, self._asked))
@@ -308,6 +312,7 @@ class EngineAgent(Driver[Event, Command]):
                     self._node.count_step()
                 elif heard.delta.ids:
                     load.stepped(len(heard.delta.ids), ms)
+                    self._node.count_step()
                 last_s = now_s if heard.delta.ids else last_s
                 self._tell(Said(ref, heard.delta))
         finally:

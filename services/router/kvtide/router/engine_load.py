@@ -83,13 +83,16 @@ def _whole(text: str | None) -> int:
 
 @dataclass(slots=True)
 class EngineLoad:
-    """The loads of both roles. Times are of requests that went through us."""
+    """The loads of both roles. Times are of requests that went through us.
+
+    Rates of one engine are not told: conductors fit the times of all engines of a class,
+    so that one which has served nothing yet looks neither slower nor faster.
+    """
 
     metrics: EngineMetrics = EngineMetrics()
-    step_ms: float = 0.0
     new_tokens: float = 0.0
-    tokens_per_s: float = 0.0
     first: StepSample | None = None
+    later: StepSample | None = None
     steps: int = 0
     _known: bool = field(default=False)
 
@@ -106,17 +109,16 @@ class EngineLoad:
             return
         self.steps += 1
         self.first = StepSample(1, new, attended_pairs(new, reused), ms)
-        rate = new / ms * 1000
-        self.tokens_per_s += (rate - self.tokens_per_s) * (
-            _FADE if self.tokens_per_s else 1.0
-        )
 
     def stepped(self, tokens: int, ms: float) -> None:
         """``tokens`` more of a request came ``ms`` after the ones before."""
         if tokens <= 0 or ms < 0:
             return
-        each = ms / tokens
-        self.step_ms += (each - self.step_ms) * (_FADE if self.step_ms else 1.0)
+        seen = self.metrics
+        rows = max(1, seen.running)
+        attended = max(1.0, seen.kv_share * seen.capacity_tokens)
+        self.steps += 1
+        self.later = StepSample(rows, rows, attended, ms / tokens)
 
     def prefill(self) -> PrefillLoad:
         """As a prefill worker reports itself."""
@@ -124,7 +126,6 @@ class EngineLoad:
         return PrefillLoad(
             queued=waiting,
             queued_tokens=int(waiting * self.new_tokens),
-            tokens_per_s=self.tokens_per_s,
             step=self.first,
         )
 
@@ -136,5 +137,5 @@ class EngineLoad:
             waiting=seen.waiting,
             kv_tokens_used=int(seen.kv_share * seen.capacity_tokens),
             kv_tokens_capacity=seen.capacity_tokens,
-            step_ms=self.step_ms,
+            step=self.later,
         )

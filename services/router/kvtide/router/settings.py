@@ -49,6 +49,11 @@ class RouterSettings(RoleSettings):
         description="tokens in a block of the index, a multiple of the engine's; equal "
         "for all engines of a model; 0: the engine's own, but 64 at least",
     )
+    worker_class: str = Field(
+        default="",
+        description="engines of one class are taken for equally fast; empty: all that "
+        "serve this model",
+    )
     max_open: int = Field(
         default=1024, ge=1, description="requests at a time that the engine is given"
     )
