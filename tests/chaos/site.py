@@ -8,8 +8,10 @@ memory and a disk of its own, so that either can be full or fail alone.
 import asyncio
 import json
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -37,6 +39,7 @@ SLAB_BYTES = 4 << 20
 SSD_BYTES = 256 << 20
 TRANSFER_HOST = "127.0.1.1"
 """Where links to transfer ports listen; the ports themselves are on 127.0.0.1."""
+TWIN_PORTS = range(20_000, 32_000)
 FAILING_FS = Path(__file__).parents[1] / "integration" / "failing_fs.py"
 READY_LIMIT_S = 150.0
 ROLES = ("store", "conductor", "prefill", "decode", "gateway")
@@ -44,6 +47,22 @@ ROLES = ("store", "conductor", "prefill", "decode", "gateway")
 
 class NoMountsError(Exception):
     """This machine or user can't mount file systems."""
+
+
+def twin_port() -> int:
+    """A port that is free here and where links to it listen.
+
+    Of those that no connection is given by itself: it stays free while a role is dead.
+    """
+    for port in random.SystemRandom().sample(TWIN_PORTS, 200):
+        with socket.socket() as here, socket.socket() as there:
+            try:
+                here.bind(("127.0.0.1", port))
+                there.bind((TRANSFER_HOST, port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port")
 
 
 async def asked_status(settings: RoleSettings) -> dict[str, Any]:
@@ -103,9 +122,10 @@ class LinkedCluster(Cluster):
         name = f"{role}-{number}"
         if name not in self.to_nats:
             self.to_nats[name] = self.links.add(("127.0.0.1", self.nats.port))
-            there = self.links.add(("127.0.0.1", 0), TRANSFER_HOST)
-            there.target = ("127.0.0.1", there.port)
-            self.to_transfer[name] = there
+            port = twin_port()
+            self.to_transfer[name] = self.links.add(
+                ("127.0.0.1", port), TRANSFER_HOST, port
+            )
         own: dict[str, object] = {
             "nats": f"nats://127.0.0.1:{self.to_nats[name].port}",
             "transfer_port": self.to_transfer[name].port,

@@ -57,6 +57,8 @@ def kinds(lines: Iterable[str]) -> Iterator[Kind]:
     found: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for line in lines:
         one: dict[str, Any] = json.loads(line)
+        if not one["times"]:  # whatever it saw, the fault did not come about
+            continue
         found.setdefault((int(one["row"][1:]), one["done"]), []).append(one)
     for (number, done), rounds in sorted(found.items(), key=lambda item: item[0]):
         yield Kind(f"F{number}", done, rounds)
