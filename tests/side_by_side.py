@@ -17,7 +17,7 @@ class SideBySide(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         folder, _, file = nodeid.partition("::")[0].rpartition("/")
-        if folder.endswith("e2e"):
+        if folder.endswith(("e2e", "chaos")):
             return "answers" if file in _ANSWERS else "systems"
         return f"{folder}/{file}"
 
