@@ -162,8 +162,9 @@ def test_answers_are_those_of_an_undisturbed_run(
     with capsys.disabled():
         print(f"\n{rounds} faults, {len(streams.all)} streams\n{told(found)}")  # noqa: T201 - the figures are what people look for
     # whether a fault meets a stream is chance, which few rounds don't average out
+    # (a stop moves one only where it outlasts what others wait for a beat: seldom)
     if rounds >= MANY_ROUNDS:
-        assert {one.fault.kind for one in found} == {"kill", "stop"}
+        assert "kill" in {one.fault.kind for one in found}
     if found:
         assert statistics.median(one.silence_s for one in found) < MOST_MEDIAN_S
     wait_for(system.ready, 60, "every role is back")
