@@ -32,7 +32,7 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    worker: int
+    column: int
     placed: int
     first: int
     share: Floats
@@ -63,7 +63,10 @@ class DecodeForecast:
         self._lengths = lengths or AnswerLengths()
         self._bucket_s = bucket_s
         self._buckets = buckets
+        # a column for each worker that was ever placed at; the first is of all others
         self._table = np.zeros((4, buckets, 16))
+        self._column = np.zeros(16, dtype=np.int64)
+        self._columns = 1
         self._now = 0
         self._entries: dict[Hashable, _Entry] = {}
 
@@ -87,13 +90,13 @@ class DecodeForecast:
             return
         self.remove(name, now_s)
         self.advance(now_s)
-        self._grow(stay.worker)
         first = max(self._now, int(stay.start_s / self._bucket_s))
         first = min(first, self._now + self._buckets - 1)
         left = self._now + self._buckets - first
         share = self._share(stay, left)
         kv_tokens = max(0.0, stay.kv_tokens)
-        entry = _Entry(stay.worker, self._now, first, share, kv_tokens)
+        column = self._own_column(stay.worker)
+        entry = _Entry(column, self._now, first, share, kv_tokens)
         self._entries[name] = entry
         self._count(entry, 1.0)
 
@@ -106,9 +109,11 @@ class DecodeForecast:
 
     def clear_worker(self, worker: int) -> None:
         """That number means another worker from now on."""
-        if worker < self._table.shape[2]:
-            self._table[:, :, worker] = 0.0
-        gone = [name for name, e in self._entries.items() if e.worker == worker]
+        column = int(self._columns_of(np.array([worker]))[0])
+        if not column:
+            return
+        self._table[:, :, column] = 0.0
+        gone = [name for name, e in self._entries.items() if e.column == column]
         for name in gone:
             del self._entries[name]
 
@@ -117,19 +122,20 @@ class DecodeForecast:
     ) -> Coming:
         """The change at ``start_s``, or its mean over ``life_s`` from then on."""
         self.advance(now_s)
-        if workers.size:
-            self._grow(int(workers.max()))
         now = self._now % self._buckets
         first = max(0, int(start_s / self._bucket_s) - self._now)
         last = max(first, int((start_s + life_s) / self._bucket_s) - self._now)
         first, last = min(first, self._buckets - 1), min(last, self._buckets - 1)
-        then = self._table[:2, (self._now + first) % self._buckets].copy()
-        for at in range(self._now + first + 1, self._now + last + 1):
-            then += self._table[:2, at % self._buckets]
+        ahead, *rest = self._when(self._now + first, last + 1 - first)
+        then: Floats = self._table[:2, ahead].sum(axis=1)
+        for after in rest:
+            # one by one, so that the sum does not hang on where the table goes round
+            for at in range(after.stop):
+                then += self._table[:2, at]
         then /= last + 1 - first
         then -= self._table[:2, now]
         then -= self._table[2:, now]
-        change = then.take(workers, axis=1, mode="clip")
+        change = then.take(self._columns_of(workers), axis=1, mode="clip")
         return Coming(change[0], change[1])
 
     def calm_ms(self, workers: Ints, now_s: float, share: float) -> float | None:
@@ -140,9 +146,8 @@ class DecodeForecast:
         self.advance(now_s)
         if not workers.size:
             return None
-        self._grow(int(workers.max()))
         when = (self._now + np.arange(self._buckets)) % self._buckets
-        mean = self._table[0, when][:, workers].mean(axis=1)
+        mean = self._table[0, when][:, self._columns_of(workers)].mean(axis=1)
         low = np.flatnonzero(mean <= mean[0] * share + 1e-9)
         return float(low[0]) * self._bucket_s * 1000 if low.size else None
 
@@ -172,7 +177,7 @@ class DecodeForecast:
     def _count(self, entry: _Entry, sign: float) -> None:
         skip = max(0, self._now - entry.first)
         share = sign * entry.share[skip:]
-        own = self._table[:, :, entry.worker]
+        own = self._table[:, :, entry.column]
         at = 0
         for when in self._when(entry.first + skip, len(share)):
             part = share[at : at + when.stop - when.start]
@@ -194,8 +199,25 @@ class DecodeForecast:
         if end > self._buckets:
             yield slice(0, end - self._buckets)
 
-    def _grow(self, worker: int) -> None:
-        size = self._table.shape[2]
+    def _columns_of(self, workers: Ints) -> Ints:
+        """Each worker's column; that of all others where nothing was placed."""
+        if workers.size:
+            self._know(int(workers.max()))
+        return self._column.take(workers)
+
+    def _own_column(self, worker: int) -> int:
+        self._know(worker)
+        column = int(self._column[worker])
+        if not column:
+            column = self._column[worker] = self._columns
+            self._columns += 1
+            more = self._table.shape[2]
+            if column >= more:
+                self._table = np.pad(self._table, ((0, 0), (0, 0), (0, more)))
+        return column
+
+    def _know(self, worker: int) -> None:
+        size = len(self._column)
         if worker >= size:
             more = max(worker + 1, 2 * size) - size
-            self._table = np.pad(self._table, ((0, 0), (0, 0), (0, more)))
+            self._column = np.pad(self._column, (0, more))

@@ -214,16 +214,17 @@ class ColumnPolicy:
                 better = made_ms[run] <= least_ms
                 taken[better] = run
                 np.minimum(least_ms, made_ms[run], out=least_ms)
-        each = np.arange(len(loaders.host))
+        count = len(loaders.host)
+        cell = taken * count + np.arange(count)
         return _Plans(
             near=near,
             only=only if self.rules.reuse is ReuseRule.RATIO else None,
-            blocks=ends[taken],
-            rest_tokens=rest[taken],
-            transfer_ms=transfer_ms[taken, each],
-            compute_ms=compute_ms[taken, each],
-            made_ms=made_ms[taken, each],
-            pending=np.zeros(len(each), dtype=np.int64),
+            blocks=ends.take(taken),
+            rest_tokens=rest.take(taken),
+            transfer_ms=transfer_ms.take(cell),
+            compute_ms=compute_ms.take(cell),
+            made_ms=made_ms.take(cell),
+            pending=np.zeros(count, dtype=np.int64),
         )
 
     def _waiting(
@@ -317,15 +318,10 @@ class ColumnPolicy:
         workers = len(prefills.refs)
         partner = decode[:workers]
         handover_ms = np.zeros(len(decode))
-        handover_ms[:workers] = np.where(
-            fleet.decodes.node.take(partner) == prefills.node,
-            seeds.self_handover_ms,
-            np.where(
-                fleet.decodes.host.take(partner) == prefills.host,
-                seeds.handover_ms,
-                seeds.remote_handover_ms,
-            ),
-        )
+        own = handover_ms[:workers]
+        own.fill(seeds.remote_handover_ms)
+        own[fleet.decodes.host.take(partner) == prefills.host] = seeds.handover_ms
+        own[fleet.decodes.node.take(partner) == prefills.node] = seeds.self_handover_ms
         wait_ms, tbt_ms = decodes.wait_ms.take(decode), decodes.tbt_ms.take(decode)
         # decode waits for room while prefill works
         ttft_ms = np.maximum(made_ms + handover_ms, wait_ms) + tbt_ms
@@ -380,7 +376,7 @@ def _least(values: Floats, count: int) -> Ints:
     if np.isnan(bound):
         return values.argsort(kind="stable")[:count]
     rows = (values <= bound).nonzero()[0]
-    order = np.argsort(values.take(rows), kind="stable")
+    order = np.argsort(values[rows], kind="stable")
     return rows.take(order[:count])
 
 

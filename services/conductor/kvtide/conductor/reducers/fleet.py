@@ -28,6 +28,7 @@ _NAN = float("nan")
 _PREFILL = slice(0, 8)
 _DECODE = slice(8, 16)
 _BOOKED = slice(16, 20)
+_OF_DECODE = slice(8, 19)
 _COLUMNS = 20
 _FIRST_ROWS = 64
 
@@ -143,12 +144,13 @@ class FleetTable:
         for node, found in (pending or {}).items():
             at = rows.prefills == self._rows.get(node, -1)
             pending_blocks[at], pending_ms[at] = found.blocks, found.ms
-        table = self._table.take(rows.prefills, axis=1, mode="clip")
+        table = self._table[_PREFILL].take(rows.prefills, axis=1, mode="clip")
+        booked_ms = self._table[_BOOKED.start].take(rows.prefills)
         return PrefillColumns(
             refs=rows.prefill_refs,
             node=rows.prefills,
             host=self._host.take(rows.prefills),
-            waiting_ms=table[0] + table[16],
+            waiting_ms=table[0] + booked_ms,
             waiting_tokens=table[1],
             inflows=inflows,
             pending_blocks=pending_blocks,
@@ -163,22 +165,22 @@ class FleetTable:
 
     def decodes(self, rows: ModelRows, coming: Coming) -> DecodeColumns:
         """The decode workers as a policy looks at them."""
-        table = self._table.take(rows.decodes, axis=1, mode="clip")
+        table = self._table[_OF_DECODE].take(rows.decodes, axis=1, mode="clip")
         return DecodeColumns(
             refs=rows.decode_refs,
             node=rows.decodes,
             host=self._host.take(rows.decodes),
-            running=table[8],
-            ahead=table[9] + table[18],
-            waiting=table[9],
-            kv_tokens=table[10] + table[17],
-            capacity=table[11],
-            step_ms=table[12],
+            running=table[0],
+            ahead=table[1] + table[10],
+            waiting=table[1],
+            kv_tokens=table[2] + table[9],
+            capacity=table[3],
+            step_ms=table[4],
             coming=coming.rows,
             coming_kv_tokens=coming.kv_tokens,
-            fixed_ms=table[13],
-            row_ms=table[14],
-            pair_ms=table[15],
+            fixed_ms=table[5],
+            row_ms=table[6],
+            pair_ms=table[7],
         )
 
     # ---- inside
