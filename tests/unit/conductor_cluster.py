@@ -54,6 +54,7 @@ def beat(
     role: Role,
     *,
     epoch: int = 1,
+    seq: int = 1,
     host: str = "h1",
     state: NodeState = NodeState.READY,
     load: Load | None = None,
@@ -64,7 +65,7 @@ def beat(
     return Beat(
         node=ref(name, epoch),
         roles=(role,),
-        seq=1,
+        seq=seq,
         host=host,
         state=state,
         steps=0,

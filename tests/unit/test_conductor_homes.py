@@ -11,6 +11,7 @@ from kvtide.bus.messages import (
     Placed,
     RejectCode,
     Rejected,
+    TenantUse,
     UseQuery,
 )
 from kvtide.conductor.commands import Announce, Command, Consult, Reply
@@ -51,6 +52,7 @@ class World:
         self.knowing: set[NodeId] = {NodeId(name) for name in names}
         """Who was there from the beginning, or has asked one of them for the use."""
         self.epoch = 0
+        self.began: dict[NodeRef, int] = {}
         self.now_s = 1000.0
         self.cluster = [
             beat("p1", Role.PREFILL),
@@ -66,6 +68,7 @@ class World:
         serving = ServingRules(quotas={T: self.quota})
         mind = Dispatcher(NodeRef(name, self.epoch), serving=serving)
         self.minds[name] = mind
+        self.began[mind.me] = self.epoch
         for seen in self.cluster:
             mind.handle(MemberSeen(seen), self.now_s)
         for each in self.minds.values():
@@ -74,7 +77,8 @@ class World:
 
     def _introduce(self, mind: Dispatcher, other: Dispatcher) -> None:
         me = other.me
-        seen = beat(me.node, Role.CONDUCTOR, epoch=me.epoch)
+        age = self.epoch - self.began[me] + 1
+        seen = beat(me.node, Role.CONDUCTOR, epoch=me.epoch, seq=age)
         mind.handle(MemberSeen(seen), self.now_s)
 
     def kill(self, name: NodeId) -> None:
@@ -105,10 +109,12 @@ class World:
             (reply,) = mind.handle(UseAsked(consult.message, TO), self.now_s)
             if consult.conductor in self.knowing:
                 self.knowing.add(asker)
+            assert isinstance(reply, Reply)
+            assert isinstance(reply.message, TenantUse)
         else:
             wanted = GrantWanted(consult.message, TO)
             (reply,) = mind.handle(wanted, self.now_s)
-            if isinstance(reply, Consult):
+            while isinstance(reply, Consult):
                 wanted = GrantWanted(
                     consult.message, TO, self.word(consult.conductor, reply)
                 )
@@ -172,6 +178,20 @@ def test_a_home_that_came_anew_takes_over_what_was_used() -> None:
     assert world.placed(HOME, "r4", "r5", "r6") == 1
     world.pass_s(16)
     assert world.placed(OTHER, "r7", "r8") == 1
+
+
+def test_two_of_three_that_came_anew_learn_from_the_third() -> None:
+    world = World("c1", "c2", "c3", requests_per_min=4)
+    first, second, third = (
+        each.node for each in rendezvous_order(T, map(ref, ("c1", "c2", "c3")))
+    )
+    assert world.placed(first, "r1", "r2", "r3") == 3
+    for name in (first, second):
+        world.kill(name)
+    for name in (second, first):
+        world.start(name)
+    assert third in world.minds
+    assert world.placed(first, "r4", "r5", "r6") == 1
 
 
 def test_an_end_that_comes_before_its_placement_is_charged() -> None:
@@ -238,8 +258,8 @@ def test_conductors_together_never_grant_more_than_the_quota(
 ) -> None:
     """As long as one that knows the use lives on, whoever is home or asked.
 
-    One that starts anew learns of it when it becomes the home, from the next in line:
-    two that start anew at once would ask one another.
+    One that starts anew learns of it when it becomes the home: from the next in line, and
+    from the one that has lived longest, should the next have been started anew as well.
 
     Placements are heard before a conductor goes or comes, not at once.
     """
@@ -262,9 +282,7 @@ def test_conductors_together_never_grant_more_than_the_quota(
             case "kill" if name in world.minds and world.knowing - {name}:
                 world.heard()
                 world.kill(name)
-            case "start" if (
-                name not in world.minds and world.knowing >= world.minds.keys()
-            ):
+            case "start" if name not in world.minds:
                 world.heard()
                 world.start(name)
             case "pass":

@@ -160,7 +160,7 @@ class Dispatcher:
             case GrantWanted():
                 return [self._lend(question, now_s)]
             case UseAsked(query, reply_to):
-                message = self._tenants.use(query.tenant, now_s)
+                message = self._tenants.use(query.tenant, self.me.node, now_s)
             case StatusAsked(_, reply_to):
                 message = self._status(question, now_s)
             case ExplainAsked(query, reply_to):

@@ -2,13 +2,14 @@
 
 A tenant's home is the first live conductor in the tenant's rendezvous order; it alone
 grants. ``GrantAsked`` → ``Granted`` or ``GrantDenied``. A conductor that becomes a
-tenant's home asks the next one what was used so far: ``UseQuery`` → ``TenantUse``.
+tenant's home asks the next one what was used so far, and if that one was not the home in
+its life, the one that has lived longest too: ``UseQuery`` → ``TenantUse``.
 """
 
 import msgspec
 
 from kvtide.bus.messages.base import Message
-from kvtide.kv import RequestId, TenantId
+from kvtide.kv import NodeId, RequestId, TenantId
 
 
 class GrantAsked(Message, frozen=True, tag="grant_asked"):
@@ -54,10 +55,13 @@ class TenantUse(Message, frozen=True, tag="tenant_use"):
     """What a tenant has used, as one conductor knows it.
 
     ``requests`` and ``tokens`` are what is missing from a full minute's worth now, 0
-    without a limit; those of ``grants`` are included.
+    without a limit; those of ``grants`` are included. ``whole``: ``conductor`` was the
+    tenant's home in its life, so it knows what was used before it, too.
     """
 
     tenant: TenantId
     requests: float
     tokens: float
     grants: tuple[HeldGrant, ...] = ()
+    conductor: NodeId = NodeId("")
+    whole: bool = False

@@ -3,8 +3,10 @@
 A tenant's home is the first live conductor in its rendezvous order. It grants from its
 own account of the tenant; a conductor that isn't the home asks it. A conductor that
 becomes the home asks the next one in the order, once in its life for each tenant, what
-was used so far. One that is asked for a grant never asks a third, so no question goes
-round in a circle.
+was used so far. If that one was not the home in its own life, the one that has lived
+longest is asked too: it has heard of the most placements. So what was used is known as
+long as any conductor lives on that was there. One that is asked for what was used asks
+nobody, so no question goes round in a circle.
 
 A home that nobody answers for is dead (nobody listens at its address: then whoever was
 asked grants by what it heard of all placements), or it may still grant: then nothing
@@ -93,13 +95,26 @@ class Homes:
         if limits.is_adopted(tenant):
             return None
         others = [each for each in order if each.node != me.node]
+        ask = others[0].node if others else None
         if isinstance(word, TenantUse) and word.tenant == tenant:
-            limits.adopt(tenant, word, now_s)
-        elif isinstance(word, Unanswered) or not others:
-            limits.adopt(tenant, None, now_s)
-        else:
-            return Consult(others[0].node, UseQuery(tenant=tenant))
+            limits.learn(tenant, word, now_s)
+            oldest = self._oldest(others)
+            later = word.whole or word.conductor != ask or oldest == ask
+            ask = None if later else oldest
+        if ask is not None and not isinstance(word, Unanswered):
+            return Consult(ask, UseQuery(tenant=tenant))
+        limits.adopt(tenant, now_s)
         return None
+
+    def _oldest(self, others: list[NodeRef]) -> NodeId | None:
+        """Who has sent most beats in its life; all send them equally often."""
+        beats = [self._members.get(each.node) for each in others]
+        oldest = max(
+            (beat for beat in beats if beat is not None),
+            key=lambda beat: beat.seq,
+            default=None,
+        )
+        return oldest.node.node if oldest is not None else None
 
     def _order(self, tenant: TenantId, me: NodeRef) -> list[NodeRef]:
         live = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from kvtide.bus.messages import HeldGrant, TenantUse
 from kvtide.conductor.quota import NO_QUOTA, TenantQuota
-from kvtide.kv import RequestId, TenantId
+from kvtide.kv import NodeId, RequestId, TenantId
 
 _MIN_S = 60.0
 _S_TO_MS = 1000.0
@@ -131,15 +131,16 @@ class TenantLimits:
         account = self._accounts.get(tenant)
         return account is not None and account.adopted
 
-    def adopt(self, tenant: TenantId, use: TenantUse | None, now_s: float) -> None:
-        """Take over what another conductor knows; None: nobody knows more than this one.
+    def adopt(self, tenant: TenantId, now_s: float) -> None:
+        """Nobody knows more of this tenant than this conductor does."""
+        self._account(tenant, now_s).adopted = True
+
+    def learn(self, tenant: TenantId, use: TenantUse, now_s: float) -> None:
+        """Take over what another conductor knows.
 
         What was charged here and isn't in ``use`` stays charged.
         """
         account = self._account(tenant, now_s)
-        account.adopted = True
-        if use is None:
-            return
         theirs = {held.request for held in use.grants}
         own = [self._grants[request] for request in account.held - theirs]
         for bucket, used in (
@@ -153,7 +154,7 @@ class TenantLimits:
                 at_s = now_s - max(0.0, held.age_ms) / _S_TO_MS
                 self._hold(account, tenant, held.request, held.tokens, at_s)
 
-    def use(self, tenant: TenantId, now_s: float) -> TenantUse:
+    def use(self, tenant: TenantId, me: NodeId, now_s: float) -> TenantUse:
         """What this tenant has used, for whoever takes over as its home."""
         account = self._account(tenant, now_s)
         requests, tokens = (
@@ -164,7 +165,14 @@ class TenantLimits:
             HeldGrant(request, grant.tokens, (now_s - grant.at_s) * _S_TO_MS)
             for request, grant in self._held(account)
         )
-        return TenantUse(tenant=tenant, requests=requests, tokens=tokens, grants=grants)
+        return TenantUse(
+            tenant=tenant,
+            requests=requests,
+            tokens=tokens,
+            grants=grants,
+            conductor=me,
+            whole=account.adopted,
+        )
 
     def forsake(self) -> None:
         """This process was paused: others know more of all tenants by now."""
