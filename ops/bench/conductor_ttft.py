@@ -1,16 +1,18 @@
 r"""What a conductor predicted against what came: the real system under mixed load.
 
     .venv/bin/python ops/bench/conductor_ttft.py
-    .venv/bin/python ops/bench/conductor_ttft.py --seconds 60 --out ops/bench/results
+    .venv/bin/python ops/bench/conductor_ttft.py --load moderate --out ops/bench/results
 
 Starts ``kvtide up`` with the demo model in a folder of its own. Requests come at random
 times (Poisson) and are of four kinds: short questions, long prompts, long prompts that
 were asked before, and next turns of earlier conversations; some want one token, some
-forty. The first ``--warm-up`` seconds let the costs be fitted and are not counted. What
+forty. The first ``--warm-up`` seconds let the costs be fitted and are not counted. Under
+``heavy`` load more comes than two cores can serve, so the queue grows all the time; under
+``moderate`` load it is short, and most of a first token's time is computing. What
 was predicted and what came are read from the catalog afterwards, as ``kvtide explain``
 shows them: the error of a request is |predicted / actual - 1|.
 
-Writes conductor_ttft.json.
+Writes conductor_ttft.json, under moderate load conductor_ttft_moderate.json.
 """
 
 import argparse
@@ -43,6 +45,9 @@ START_LIMIT_S = 240.0
 REQUEST_LIMIT_S = 120.0
 REMEMBERED = 8
 MAX_TURN_TOKENS = 2500
+HEAVY, MODERATE = "heavy", "moderate"
+LOADS = {HEAVY: (0.7, 80.0), MODERATE: (0.2, 300.0)}
+"""Requests a second, and for how many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +224,24 @@ def errors(both: Sequence[tuple[float, float]]) -> dict[str, float]:
     }
 
 
+def queues(found: Sequence[Pair]) -> dict[str, float]:
+    """The median queue that was predicted, and that of nine tenths."""
+    if not found:
+        return {"requests": 0}
+    waits_ms = sorted(pair.queue_ms for pair in found)
+    return {
+        "requests": len(waits_ms),
+        "median_ms": round(median(waits_ms), 1),
+        "p90_ms": round(waits_ms[int(len(waits_ms) * 0.9)], 1),
+    }
+
+
 def report(found: Sequence[Pair]) -> dict[str, dict[str, float]]:
     """Errors of all, and by kind."""
     table = {
         "ttft": errors([pair.ttft_ms for pair in found]),
         "tbt": errors([pair.tbt_ms for pair in found if pair.tbt_ms]),
+        "queue": queues(found),
     }
     for kind in KINDS:
         table[f"ttft {kind}"] = errors([p.ttft_ms for p in found if p.kind == kind])
@@ -253,12 +271,16 @@ async def measure(options: argparse.Namespace) -> None:
         },
         "load": {
             key: getattr(options, key)
-            for key in ("rate", "seconds", "warm_up", "seed", "prefill", "decode")
+            for key in (
+                *("load", "rate", "seconds", "warm_up", "seed"),
+                *("prefill", "decode"),
+            )
         },
         "errors": table,
     }
     text = json.dumps(kept, indent=2) + "\n"
-    (options.out / "conductor_ttft.json").write_text(text)
+    suffix = "" if options.load == HEAVY else f"_{options.load}"
+    (options.out / f"conductor_ttft{suffix}.json").write_text(text)
 
 
 async def until_told(options: argparse.Namespace) -> None:
@@ -273,15 +295,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="folder for the figures")
     parser.add_argument("--pairs", type=Path, help="file for each request's times")
-    parser.add_argument("--rate", type=float, default=0.7, help="requests a second")
-    parser.add_argument("--seconds", type=float, default=80.0)
+    parser.add_argument("--load", choices=tuple(LOADS), default=HEAVY)
+    parser.add_argument("--rate", type=float, help="requests a second, else the load's")
+    parser.add_argument("--seconds", type=float, help="for so long, else as the load")
     parser.add_argument("--warm-up", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--prefill", type=int, default=1)
     parser.add_argument("--decode", type=int, default=1)
     parser.add_argument("--conductors", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
-    asyncio.run(until_told(parser.parse_args()))
+    options = parser.parse_args()
+    rate, seconds = LOADS[options.load]
+    options.rate = options.rate or rate
+    options.seconds = options.seconds or seconds
+    asyncio.run(until_told(options))
 
 
 if __name__ == "__main__":
