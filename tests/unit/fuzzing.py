@@ -12,9 +12,10 @@ MOST_BYTES = 32 << 20
 """What reading a few kilobytes may take: no length in them is believed."""
 
 LONG = 100
+LONG_MARKS = (pytest.mark.full, pytest.mark.timeout(900))
 ROUNDS = [
     pytest.param(25, id="short"),
-    pytest.param(4000, id="long", marks=pytest.mark.full),
+    pytest.param(1500, id="long", marks=LONG_MARKS),
 ]
 
 

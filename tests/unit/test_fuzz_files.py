@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.unit.fuzzing import ROUNDS, Target, fuzz
+from tests.unit.fuzzing import LONG_MARKS, ROUNDS, Target, fuzz
 from tests.unit.ssd_driver import NODE, SsdDriver, key_of
 from tests.unit.test_ssd_sealed import SealedDriver
 
@@ -165,7 +165,7 @@ def opened(path: Path, store: SsdDriver, *, sealed: bool) -> object:
     "rounds",
     [
         pytest.param(12, id="short"),
-        pytest.param(600, id="long", marks=pytest.mark.full),
+        pytest.param(600, id="long", marks=LONG_MARKS),
     ],
 )
 @pytest.mark.parametrize(
