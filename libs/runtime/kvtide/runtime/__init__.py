@@ -5,6 +5,7 @@ from kvtide.runtime.errors import (
     ConfigError,
     KvtideError,
     LimitError,
+    MissingSettingError,
 )
 from kvtide.runtime.names import random_node_name
 from kvtide.runtime.tasks import TaskScope
@@ -15,6 +16,7 @@ __all__ = [
     "KvtideError",
     "LimitError",
     "ManualClock",
+    "MissingSettingError",
     "SystemClock",
     "TaskScope",
     "random_node_name",

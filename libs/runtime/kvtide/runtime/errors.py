@@ -2,6 +2,7 @@
 
 KvtideError
 ├── ConfigError     a setting, a flag or a file a person wrote is wrong
+│   └── MissingSettingError   nothing is wrong, but what has no default was not given
 └── LimitError      something would pass a limit that protects the process
 
 Each library hangs its own branch under KvtideError in its own ``errors.py``.
@@ -19,6 +20,10 @@ class ConfigError(KvtideError):
         """Keep the key beside the message, so that callers can point at it."""
         super().__init__(message)
         self.key = key
+
+
+class MissingSettingError(ConfigError):
+    """Settings without a default were not given; ``key`` names the first."""
 
 
 class LimitError(KvtideError):

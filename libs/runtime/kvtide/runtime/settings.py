@@ -21,7 +21,7 @@ from pydantic import (
     field_validator,
 )
 
-from kvtide.runtime.errors import ConfigError
+from kvtide.runtime.errors import ConfigError, MissingSettingError
 from kvtide.runtime.sources import (
     CONFIG_VARIABLE,
     Given,
@@ -226,4 +226,6 @@ def _readable(
             origin = given[path[0]].origin
             line += f" (got {shown(path[-1], item['input'])!r} from {origin})"
         lines.append(line)
-    return ConfigError("; ".join(lines), key=first)
+    lacks = all(item["type"] == "missing" for item in error.errors(include_url=False))
+    kind = MissingSettingError if lacks else ConfigError
+    return kind("; ".join(lines), key=first)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from kvtide.cli.exits import BAD_SETTINGS, CLEAN
 from kvtide.cli.roles import ROLES, UP, schemas
-from kvtide.runtime import ConfigError
+from kvtide.runtime import ConfigError, MissingSettingError
 from kvtide.runtime.settings import load_settings, shown
 from kvtide.runtime.sources import Schemas, near_matches
 
@@ -22,7 +22,8 @@ def show_config(
 ) -> int:
     """Print the settings of ``roles`` (all, if none are named) as they would be now.
 
-    Returns the exit code: a role whose settings are wrong is said so among the others.
+    Returns the exit code: a role whose settings are wrong is said so among the others;
+    one that isn't asked for may lack what has no default.
 
     Raises:
         ConfigError: no such role.
@@ -34,11 +35,14 @@ def show_config(
             raise ConfigError(f"no role {role!r}{near_matches(role, names)}", key=role)
     found: dict[str, Values] = {}
     wrong: dict[str, str] = {}
+    code = CLEAN
     for role in roles or names:
         try:
             found[role] = _values(known, role, config)
         except ConfigError as error:
             wrong[role] = str(error)
+            if roles or not isinstance(error, MissingSettingError):
+                code = BAD_SETTINGS
     if as_json:
         console.print_json(
             json.dumps({**found, **{r: {"error": wrong[r]} for r in wrong}})
@@ -48,7 +52,7 @@ def show_config(
             console.print(_table(role, values))
         for role, reason in wrong.items():
             console.print(f"\\[{role}] {escape(reason)}", style="red")
-    return BAD_SETTINGS if wrong else CLEAN
+    return code
 
 
 def _values(known: Schemas, role: str, config: Path | None) -> Values:
