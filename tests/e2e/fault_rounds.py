@@ -26,7 +26,7 @@ from kvtide.engine.sampling import uniform
 TOKENS = 32
 STREAM_LIMIT_S = 90.0
 READY_LIMIT_S = 90.0
-MOST_STOPPED_S = 3.0
+MOST_STOPPED_S = 5.0
 EDGE_GAP = 1e-4
 """How far ``TIE_GAP`` in the logits can move an edge between two tokens."""
 ROLES = ("prefill", "decode")

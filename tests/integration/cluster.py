@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.integration.halting import halt
 from tests.integration.nats_server import NatsServer
 
 READY_LIMIT_S = 120.0
@@ -219,7 +220,9 @@ class Cluster:
         self.processes[name].wait()
 
     def pause(self, name: str) -> None:
-        self.processes[name].send(signal.SIGSTOP)
+        process = self.processes[name].popen
+        assert process is not None
+        halt(process.pid)
 
     def resume(self, name: str) -> None:
         self.processes[name].send(signal.SIGCONT)

@@ -21,6 +21,8 @@ from functools import cache
 from importlib.metadata import distribution
 from pathlib import Path
 
+from tests.integration.halting import halt
+
 _START_LIMIT_S = 20.0
 _STOP_LIMIT_S = 30.0
 
@@ -107,7 +109,7 @@ class NatsServer:
 
     def pause(self) -> None:
         """Stop its process; connections stay open and say nothing."""
-        os.kill(self.pid, signal.SIGSTOP)
+        halt(self.pid)
 
     def resume(self) -> None:
         """Let its process go on."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.integration.halting import halt
 from tests.integration.test_transfer_processes import BLOCK, MIB, SECRET, Owner
 
 from kvtide.runtime import SystemClock
@@ -48,7 +49,7 @@ async def test_a_stopped_peer_does_not_stop_the_others(
         into = memoryview(bytearray(MIB))
         if what == "notify":
             await silent.read(fetch(silent, stopped, into), timeout_s=30)
-        os.kill(stopped.process.pid, signal.SIGSTOP)
+        halt(stopped.process.pid)
         async with asyncio.TaskGroup() as group:
             places = [memoryview(bytearray(MIB)) for _ in range(4)]
             for place in places:
