@@ -29,6 +29,7 @@ import latency
 import report
 import servers
 
+EVERY_CORE = f"0-{(os.cpu_count() or 1) - 1}"
 PIECES = (*(each.name for each in latency.PIECES), "trace-vllm", "trace-kvtide")
 
 
@@ -49,7 +50,11 @@ def main() -> None:
     if latencies:
         with _both(given, folder) as pair:
             for piece in latencies:
-                kept.add(piece.name, _latency(piece, pair, given, folder), about)
+                # beside what was measured with other cores
+                name = piece.name
+                if given.vllm_cores != EVERY_CORE:
+                    name += f", vLLM's cores: {given.vllm_cores}"
+                kept.add(name, _latency(piece, pair, given, folder), about)
     sizes = conversation.Sizes()
     if "trace-vllm" in wanted:
         with conversation.vllm_system(given.vllm, folder, given.work, sizes) as found:
@@ -71,11 +76,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0, help="other prompts")
     parser.add_argument("--model", type=Path, help="a folder; default: the demo model")
-    every = f"0-{(os.cpu_count() or 1) - 1}"
     parser.add_argument(
         "--vllm-cores",
-        default=every,
-        help=f"of the latency pieces; auto leaves one core out; default: {every}",
+        default=EVERY_CORE,
+        help=f"of the latency pieces; auto leaves one out; default: {EVERY_CORE}",
     )
     parser.add_argument("--up", action="store_true")
     parser.add_argument("--work", type=Path, default=Path("build/vs_vllm"))
