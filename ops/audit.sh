@@ -31,7 +31,13 @@ secrets)
   shapes+='|\bAIza[0-9A-Za-z_-]{35}|\bsk-(ant-|proj-)?[A-Za-z0-9_-]{32}|\bhf_[A-Za-z0-9]{34}\b'
   shapes+='|\bkvt_[0-9a-f]{12}_[A-Za-z0-9_-]{43}|\beyJ[A-Za-z0-9_-]{20,}\.eyJ[A-Za-z0-9_-]{20}'
   shapes+='|://[^/@[:space:]:"{$]+:[^/@[:space:]"{$]{12,}@'
-  if git grep -nIPe "$shapes" -- . ':!ops/audit.sh'; then
+  found=0
+  git grep -nIPe "$shapes" -- . ':!ops/audit.sh' || found=$?
+  if [ "$found" -gt 1 ]; then
+    echo "secrets: git could not look (is this a repository?)" >&2
+    exit 1
+  fi
+  if [ "$found" -eq 0 ]; then
     echo "secrets: the lines above look like keys" >&2
     exit 1
   fi

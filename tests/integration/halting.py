@@ -23,8 +23,11 @@ def halt(pid: int) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    states = {
-        stat.read_text().rpartition(")")[2].split()[0]
-        for stat in Path(f"/proc/{pid}/task").glob("*/stat")
-    }
+    try:
+        states = {
+            stat.read_text().rpartition(")")[2].split()[0]
+            for stat in Path(f"/proc/{pid}/task").glob("*/stat")
+        }
+    except (FileNotFoundError, ProcessLookupError):  # a thread has just ended
+        return False
     return states <= {"T", "Z", "X"}

@@ -48,6 +48,7 @@ from kvtide.store.machine import StoreMachine, StoreRules
 from kvtide.store.ssd.events import (
     CloseTier,
     MoveRecord,
+    NoteDeleted,
     OpenTier,
     RecordDone,
     SsdEvent,
@@ -199,10 +200,15 @@ class SsdDriver:
     def step(self, place: int = 0) -> FileCommand:
         """Have one operation of the device done."""
         command = self.pending.pop(place)
-        event = self.files.do(command)
+        event = self._done(command)
         if event is not None:
             self.handle(event)
         return command
+
+    def _done(self, command: FileCommand) -> SsdEvent | None:
+        if isinstance(command, NoteDeleted):
+            self.files.forget_key(command.deleted)
+        return self.files.do(command)
 
     def fail(self, place: int, trouble: Trouble) -> None:
         """Have one operation fail, as the device would report it."""
@@ -211,7 +217,7 @@ class SsdDriver:
         if hasattr(command, "number"):
             event = RecordDone(command.number, trouble, "made up")  # type: ignore[union-attr]
         else:
-            event = self.files.do(command)
+            event = self._done(command)
         if event is not None:
             self.handle(event)
 

@@ -140,12 +140,12 @@ async def test_bytes_go_by_the_engine_both_ways(two: Two) -> None:
     assert peer.path == "pretended"
     into = memoryview(bytearray(2 * MIB + 5))
     read = [ReadSlice(two.region.handle(), 3, into)]
-    result = await peer.read(read, timeout_s=5)
+    result = await peer.read(read, timeout_s=40)
     assert result.path == "pretended"
     assert into == pattern(3 * MIB)[3:][: len(into)]
     source = memoryview(pattern(MIB + 7, seed=9))
     write = [WriteSlice(two.region.handle(Access.WRITE), MIB, source)]
-    result = await peer.write(write, timeout_s=5)
+    result = await peer.write(write, timeout_s=40)
     assert result.path == "pretended"
     assert two.region.view[MIB:][: len(source)] == source
     assert two.ours.moved == len(into) + len(source)
@@ -158,11 +158,11 @@ async def test_a_wrong_byte_is_seen_and_tried_again(two: Two, writes: bool) -> N
     if writes:
         source = memoryview(pattern(5000, seed=2))
         write = [WriteSlice(two.region.handle(Access.WRITE), 0, source)]
-        await peer.write(write, timeout_s=5)
+        await peer.write(write, timeout_s=40)
         assert two.region.view[:5000] == source
     else:
         into = memoryview(bytearray(5000))
-        await peer.read([ReadSlice(two.region.handle(), 0, into)], timeout_s=5)
+        await peer.read([ReadSlice(two.region.handle(), 0, into)], timeout_s=40)
         assert into == pattern(5000)
     assert two.ours.flips == 0
     assert sum(each.failures for each in peer.rails()) == 1
@@ -173,7 +173,7 @@ async def test_an_engine_that_fails_leaves_tcp(two: Two) -> None:
     two.ours.broken = True
     into = memoryview(bytearray(5000))
     slices = [ReadSlice(two.region.handle(), 0, into)]
-    result = await peer.read(slices, timeout_s=5)
+    result = await peer.read(slices, timeout_s=40)
     assert result.path == "tcp"
     assert into == pattern(5000)
 
@@ -182,7 +182,7 @@ async def test_a_peer_without_the_engine_is_reached_by_tcp(two: Two) -> None:
     peer = await two.meet(owner_has_one=False)
     assert peer.path == "tcp"
     into = memoryview(bytearray(5000))
-    await peer.read([ReadSlice(two.region.handle(), 0, into)], timeout_s=5)
+    await peer.read([ReadSlice(two.region.handle(), 0, into)], timeout_s=40)
     assert into == pattern(5000)
     two.theirs.close()
 
@@ -191,7 +191,7 @@ async def test_rights_are_the_owners_to_check(two: Two) -> None:
     peer = await two.meet()
     source = memoryview(b"never")
     with pytest.raises(AccessDenied):
-        await peer.write([WriteSlice(two.region.handle(), 0, source)], timeout_s=5)
+        await peer.write([WriteSlice(two.region.handle(), 0, source)], timeout_s=40)
     assert two.region.view[:5] == pattern(5)
 
 

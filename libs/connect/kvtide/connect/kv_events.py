@@ -8,7 +8,7 @@ number (8 bytes, big-endian), payload.
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 
@@ -24,6 +24,9 @@ class KvEventError(KvtideError):
     """These bytes are no KV events of a form that is known."""
 
 
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+
+
 class BlockStored(
     msgspec.Struct, frozen=True, tag_field="type", tag="BlockStored", omit_defaults=True
 ):
@@ -36,7 +39,7 @@ class BlockStored(
 
     block_hashes: tuple[BlockHash, ...]
     parent_block_hash: BlockHash | None
-    token_ids: tuple[int, ...]
+    token_ids: tuple[TokenId, ...]
     block_size: int
     lora_id: int | None = None
     medium: str | None = None
@@ -109,7 +112,7 @@ def decode_batch(payload: bytes) -> KvEventBatch:
             },
             KvEventBatch,
         )
-    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
         raise KvEventError(f"no KV events: {error}") from error
 
 

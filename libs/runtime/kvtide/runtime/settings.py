@@ -36,7 +36,7 @@ from kvtide.runtime.sources import (
 S = TypeVar("S", bound=BaseModel)
 
 HIDDEN = "********"
-_SECRET_NAME = re.compile(r"(^|_)(secret|password|token|api_keys?)$")
+_SECRET_NAME = re.compile(r"(^|_)(secret|password|token|api_keys?|engine_key)$")
 _URL_PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):([^/@\s]*)@")
 _NATS_TOKEN = re.compile(r"\b(nats|tls|ws|wss)://[^/@\s:]+@")
 

@@ -258,7 +258,11 @@ class Gateway:
             now_s = self._now_s()
             due = [s for s in self._sessions.values() if s.wake_s <= now_s]
             for session in due:
-                session.tell(Tick())
+                try:
+                    session.tell(Tick())
+                except Exception:
+                    # one request's trouble must not stop the clock of all others
+                    log.exception("tick failed", request=session.request)
             over = [r for r, s in self._sessions.items() if s.life.over]
             for request in over:
                 del self._sessions[request]

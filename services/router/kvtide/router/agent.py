@@ -284,6 +284,10 @@ class EngineAgent(Driver[Event, Command]):
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
             ended = Broken(ref, "engine_away", f"the engine: {reason}")
+        except Exception as error:
+            # whatever it is, who waits for the answer must hear of it
+            log.exception("answer failed", request=ref.request)
+            ended = Broken(ref, "internal", f"{type(error).__name__}: {error}")
         self._streams.pop(ref, None)
         if isinstance(ended, Broken):
             log.warning(
@@ -302,7 +306,8 @@ class EngineAgent(Driver[Event, Command]):
         answer = self._client.answer(work, self._engine_model, salt)
         try:
             async for heard in answer:
-                cached = heard.cached_tokens or cached
+                if heard.cached_tokens is not None:
+                    cached = heard.cached_tokens
                 if heard.delta is None:
                     continue
                 now_s = clock.monotonic()

@@ -6,7 +6,7 @@ no token ids back). Both stream server-sent events, one JSON object each.
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
@@ -86,8 +86,11 @@ class _Logprobs(msgspec.Struct, frozen=True):
     top_logprobs: tuple[dict[str, float] | None, ...] = ()
 
 
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+
+
 class _Choice(msgspec.Struct, frozen=True):
-    token_ids: tuple[int, ...] | None = None
+    token_ids: tuple[TokenId, ...] | None = None
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
 
@@ -201,7 +204,7 @@ class _Meta(msgspec.Struct, frozen=True):
 
 
 class _Generated(msgspec.Struct, frozen=True):
-    output_ids: tuple[int, ...] = ()
+    output_ids: tuple[TokenId, ...] = ()
     meta_info: _Meta | None = None
     error: _Problem | None = None
 
@@ -216,9 +219,18 @@ class SglangDialect:
         self._heard = 0
 
     def body(self, work: DecodeWork, model: str, salt: str) -> dict[str, Any]:
-        """See ``Dialect``; the server has one model."""
+        """See ``Dialect``; the server has one model.
+
+        Raises:
+            EngineAnswerError: SGLang has no such option.
+        """
         del model
         given, begun = work.sampling, len(work.tokens) - work.prompt_tokens
+        lark = GrammarLanguage.LARK
+        if given.grammar is not None and given.grammar.language is lark:
+            raise EngineAnswerError("SGLang holds an answer to no Lark grammar")
+        if given.logprobs is not None:
+            raise EngineAnswerError("no log-probabilities are asked of SGLang")
         sampling: dict[str, Any] = {
             "max_new_tokens": work.max_new_tokens - begun,
             "min_new_tokens": max(0, work.min_new_tokens - begun),
@@ -233,10 +245,11 @@ class SglangDialect:
             "presence_penalty": given.presence_penalty,
             "frequency_penalty": given.frequency_penalty,
         }
+        if given.logit_bias:
+            sampling["logit_bias"] = {str(t): bias for t, bias in given.logit_bias}
         if given.grammar is not None:
-            word = {"json": "json_schema", "grammar": "ebnf"}
             name = _GRAMMARS[given.grammar.language]
-            sampling[word.get(name, name)] = given.grammar.source
+            sampling["json_schema" if name == "json" else name] = given.grammar.source
         return {
             "input_ids": list(work.tokens),
             "sampling_params": sampling,
@@ -274,7 +287,7 @@ def finish_of(reason: str | None) -> FinishReason | None:
 def _decoded(data: bytes, kind: type[Any]) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise EngineAnswerError(f"the engine's answer can't be read: {error}") from None
 
 

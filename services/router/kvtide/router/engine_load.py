@@ -1,5 +1,6 @@
 """How loaded an engine is, from its ``/metrics`` and from how it served us. Pure."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -58,6 +59,8 @@ def read_metrics(kind: EngineKind, text: str) -> EngineMetrics:
         try:
             number = float(value)
         except ValueError:
+            continue
+        if not math.isfinite(number):
             continue
         sums[name] = sums.get(name, 0.0) + number
         peaks[name] = max(peaks.get(name, number), number)

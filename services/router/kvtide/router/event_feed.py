@@ -21,6 +21,7 @@ from kvtide.router.event_order import EventOrder, Step
 REPLAY_LIMIT_S = 10.0
 _END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
 _KEPT_MESSAGES = 100_000
+_REPLAYED_PARTS = 2
 
 log = structlog.get_logger("kvtide.router")
 
@@ -59,13 +60,23 @@ class EventFeed:
             socket.set_hwm(_KEPT_MESSAGES)
             socket.subscribe(self._topic)
             socket.connect(self._endpoint)
-            await self._afresh(context)
+            self._resync.set()
             while True:
-                if self._resync.is_set():
-                    self._resync.clear()
-                    await self._afresh(context)
-                if await socket.poll(200):
-                    await self._heard(context, await socket.recv_multipart())
+                try:
+                    await self._turn(context, socket)
+                except Exception:
+                    # what an engine says must not end the hearing of what it says next
+                    log.exception("kv events can't be taken")
+                    self._lose()
+
+    async def _turn(
+        self, context: zmq.asyncio.Context, socket: zmq.asyncio.Socket
+    ) -> None:
+        if self._resync.is_set():
+            self._resync.clear()
+            await self._afresh(context)
+        if await socket.poll(200):
+            await self._heard(context, await socket.recv_multipart())
 
     async def _heard(
         self, context: zmq.asyncio.Context, parts: Sequence[bytes]
@@ -128,8 +139,7 @@ class EventFeed:
                         (b"", start.to_bytes(NUMBER_BYTES, "big"))
                     )
                     while True:
-                        # versions before 0.30 leave the topic out
-                        *_, number, payload = await socket.recv_multipart()
+                        number, payload = _replayed(await socket.recv_multipart())
                         if number == _END:
                             return found
                         found.append(
@@ -138,3 +148,15 @@ class EventFeed:
             except (TimeoutError, KvEventError) as error:
                 log.warning("no replay of kv events", reason=str(error) or "no answer")
                 return []
+
+
+def _replayed(parts: Sequence[bytes]) -> tuple[bytes, bytes]:
+    """Number and payload. vLLM before 0.30 leaves the topic out.
+
+    Raises:
+        KvEventError: it has other parts.
+    """
+    if len(parts) < _REPLAYED_PARTS:
+        raise KvEventError("a replayed message has too few parts")
+    number, payload = parts[-_REPLAYED_PARTS:]
+    return number, payload

@@ -180,8 +180,11 @@ class Serving:
                 answer.ended_s = self._now_s
                 self._tell(answer, answer.end(self._me))
                 self._owners.drop(ref, self._now_s)
-            case Broken(_, code, reason):
-                self._fail(answer, code, reason)
+            case Broken(ref, code, reason):
+                if answer.finish is None:
+                    self._fail(answer, code, reason)
+                else:  # only what comes behind the end is missing
+                    self._engine_said(answer, Ended(ref, answer.cached_tokens))
 
     # ---- what ends requests
 

@@ -7,6 +7,8 @@ from pydantic import Field
 from kvtide.router.asking import EngineKind
 from kvtide.runtime.settings import RoleSettings
 
+_ZMQ = r"^$|^(tcp|ipc)://\S+$"
+
 
 class RouterSettings(RoleSettings):
     """``kvtide router``: an engine that runs already becomes a worker."""
@@ -34,11 +36,13 @@ class RouterSettings(RoleSettings):
     )
     events: str = Field(
         default="",
+        pattern=_ZMQ,
         description="where the engine publishes KV events, such as tcp://gpu-1:5557; "
         "empty: its cache is not known, and load alone decides",
     )
     replay: str = Field(
         default="",
+        pattern=_ZMQ,
         description="where the engine repeats KV events, such as tcp://gpu-1:5558; "
         "empty: a gap in them forgets what was known",
     )

@@ -47,7 +47,10 @@ class Shelf:
         dropped: list[Dropped] = []
         for key, goes in part:
             if goes:
-                dropped.append(Dropped(key, self._generations.pop(key)))
+                self._fresh.discard(key)
+                generation = self._generations.pop(key, None)
+                if generation is not None:
+                    dropped.append(Dropped(key, generation))
                 continue
             self._generation += 1
             self._generations[key] = self._generation

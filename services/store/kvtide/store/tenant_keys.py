@@ -24,7 +24,10 @@ from kvtide.store.ssd.sealing import KEY_ID_BYTES, SECRET_BYTES, TenantKey
 log = structlog.get_logger("kvtide.store")
 
 ASK_LIMIT_S = 5.0
-AGAIN_S = 10.0
+"""How long the catalog is asked for when the tier opens."""
+ASK_ONE_S = 1.0
+"""For one tenant's key: meanwhile the only thread that writes does nothing else."""
+AGAIN_S = 30.0
 """So long after the catalog failed nobody asks it for a new tenant's key."""
 
 _PURPOSE = b"kvtide tenant key"
@@ -33,7 +36,7 @@ T = TypeVar("T")
 
 
 class CatalogKeys:
-    """``TenantKeys`` over a catalog. Called in threads; asks for ``ASK_LIMIT_S`` at most."""
+    """``TenantKeys`` over a catalog. Called in threads, which may wait for it."""
 
     def __init__(self, url: str, kek: KeyEncryptionKey, clock: Clock) -> None:
         """Nothing is asked yet."""
@@ -133,7 +136,7 @@ class CatalogKeys:
             return await catalog.tenant_keys()
 
     async def _add(self, row: TenantKeyRow) -> TenantKeyRow:
-        async with asyncio.timeout(ASK_LIMIT_S), Catalog.open(self._url) as catalog:
+        async with asyncio.timeout(ASK_ONE_S), Catalog.open(self._url) as catalog:
             await catalog.migrate()
             return await catalog.add_tenant_key(row)
 

@@ -30,6 +30,11 @@ def write_cluster_keys(
 
     say(f"copy {folder / 'nats'}/* to {at} of each NATS server; start:")
     say(f"  nats-server --config {at / 'nats.conf'}")
+    if len(spec.nats) > 1:
+        say(
+            "  each server needs a server_name of its own and a cluster block with routes "
+            "to the others: without routes, nodes at different servers never meet"
+        )
     for home, host in zip(made, spec.hosts, strict=True):
         say(
             f"copy {home}/* to {at} of {host.name}, for its service's user alone; start:"
@@ -38,4 +43,8 @@ def write_cluster_keys(
             say(f"  kvtide {role} --config {at / (node + '.toml')} --listen 0.0.0.0")
     say(f"commands: copy {folder / 'operator'}/* to {at}, then")
     say(f"  kvtide status --config {at / 'operator.toml'}")
+    say(
+        "all roles and commands need one catalog (KVTIDE_CATALOG=postgresql://…): without, "
+        "each store keeps its tenants' keys beside its own disk"
+    )
     say(f"keep {folder / 'authority'} where no host is: it can add any node")

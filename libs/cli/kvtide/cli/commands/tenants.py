@@ -14,6 +14,7 @@ from kvtide.cli.exits import CLEAN, FAILED
 from kvtide.cli.stores import NoStoreError
 from kvtide.cli.tenancy_desk import open_tenancy
 from kvtide.kv import TenantId, tenant_tag
+from kvtide.runtime import ConfigError
 from kvtide.runtime.settings import RoleSettings
 
 
@@ -84,7 +85,15 @@ def delete(settings: RoleSettings, name: str, console: Console) -> int:
     Raises:
         TenancyError, NoCatalogError, ConfigError: it can't be done.
     """
-    secret = load_secret(settings.secret_file or settings.state_dir / "secret")
+    path = (settings.secret_file or settings.state_dir / "secret").expanduser()
+    # a new one would name another tenant's key and blocks, and nobody would notice
+    if not path.is_file():
+        raise ConfigError(
+            f"the cluster's secret {path} is not here: without it the tenant's key and "
+            "blocks can't be named (KVTIDE_SECRET_FILE, or secret_file in --config)",
+            key="secret_file",
+        )
+    secret = load_secret(path)
     tag = tenant_tag(secret, TenantId(name))
 
     async def work() -> int:

@@ -54,6 +54,7 @@ class VllmEngine:
             target=self._run, name="kvtide-vllm", daemon=True
         )
         self._loaded: concurrent.futures.Future[Served] = concurrent.futures.Future()
+        self._closing = False
         self._llm: AsyncLLM | None = None
 
     # ---- life
@@ -81,6 +82,7 @@ class VllmEngine:
 
     async def close(self) -> None:
         """See ``RequestEngine``."""
+        self._closing = True
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             await asyncio.to_thread(self._thread.join, END_LIMIT_S)
@@ -164,7 +166,9 @@ class VllmEngine:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._load())
-            self._loop.run_forever()
+            # a stop that came while it loaded has been used up by that
+            if not self._closing:
+                self._loop.run_forever()
         except Exception as error:
             log.exception("vllm_failed")
             if not self._loaded.done():

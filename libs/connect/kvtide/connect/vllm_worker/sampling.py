@@ -17,6 +17,7 @@ from kvtide.engine.serving import Ask
 
 ENGINE: Final = "vLLM"
 _GOLDEN: Final = 0x9E3779B97F4A7C15
+_SILVER: Final = 0xBF58476D1CE4E5B9
 _SEEDS: Final = (1 << 63) - 1
 
 
@@ -35,7 +36,7 @@ def params_of(ask: Ask, transfer: dict[str, Any] | None = None) -> SamplingParam
             top_p=spec.top_p,
             top_k=spec.top_k,
             min_p=spec.min_p,
-            seed=(spec.seed ^ (spec.choice * _GOLDEN)) & _SEEDS,
+            seed=_seed(ask),
             repetition_penalty=spec.repetition_penalty,
             presence_penalty=spec.presence_penalty,
             frequency_penalty=spec.frequency_penalty,
@@ -53,6 +54,16 @@ def params_of(ask: Ask, transfer: dict[str, Any] | None = None) -> SamplingParam
         )
     except ValueError as error:
         raise UnsupportedOption(ENGINE, "sampling", str(error)) from error
+
+
+def _seed(ask: Ask) -> int:
+    """One of its own for each choice, and for each attempt that goes on.
+
+    vLLM counts draws from the request's start: an answer that goes on would repeat those
+    that it began with.
+    """
+    mixed = ask.sampling.seed ^ (ask.sampling.choice * _GOLDEN)
+    return (mixed + ask.answered * _SILVER) & _SEEDS
 
 
 def logprobs_of(output: Any) -> tuple[TokenLogprobs, ...]:

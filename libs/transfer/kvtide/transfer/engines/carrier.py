@@ -6,7 +6,7 @@ from kvtide.transfer.channel import Channel
 from kvtide.transfer.dial import Dialer
 from kvtide.transfer.engines.line import EngineLine
 from kvtide.transfer.engines.slabs import Slabs
-from kvtide.transfer.errors import TimedOut, TransferError
+from kvtide.transfer.errors import TimedOut
 from kvtide.transfer.handshake import Session
 from kvtide.transfer.line import Line
 from kvtide.transfer.rail import RailDownError, Report
@@ -37,7 +37,7 @@ class EngineCarrier(TcpCarrier):
         deadline_s = self._clock.monotonic() + DIAL_S
         try:
             line.open(partial(self._until, deadline_s))
-        except (TransferError, OSError) as error:
+        except Exception as error:  # whatever the engine raises, TCP goes on
             line.close()
             raise RailDownError(str(error), node=node, path=self.path) from error
         return line

@@ -87,7 +87,12 @@ class MooncakeEngine(Engine):
             if writes
             else engine.batch_transfer_async_read
         )
-        number = int(start(peer, [here], [there], [length]))
+        try:
+            number = int(start(peer, [here], [there], [length]))
+        except Exception as error:
+            raise Unreachable(
+                f"Mooncake's engine failed: {error}", path=self.name
+            ) from error
         if number <= 0:
             raise Unreachable(
                 f"Mooncake's engine does not reach {peer}", path=self.name
@@ -121,7 +126,12 @@ class _MooncakeFlight(Flight):
 
     def landed(self) -> bool:
         if self._status == 0:
-            self._status = int(self._engine.transfer_check_status(self._number))
+            try:
+                self._status = int(self._engine.transfer_check_status(self._number))
+            except Exception as error:
+                raise Unreachable(
+                    f"Mooncake's engine failed: {error}", path="mooncake"
+                ) from error
         if self._status not in (0, _DONE):
             raise Unreachable(
                 f"Mooncake's engine failed: {self._status}", path="mooncake"

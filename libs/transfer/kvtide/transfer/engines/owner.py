@@ -55,6 +55,8 @@ class InboundEngine:
             Corrupt: what lies there then is not what was sent.
         """
         there = self._slot(slot, views)
+        if len(digests) != len(views):
+            raise Refused("checksums of another number of pieces")
         at = 0
         for index, (view, sent) in enumerate(zip(views, digests, strict=True)):
             end = at + len(view)

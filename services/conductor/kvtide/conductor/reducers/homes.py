@@ -47,11 +47,12 @@ class Homes:
             return limits.grant(ask.tenant, ask.request, ask.tokens, now_s)
         order = self._order(ask.tenant, me)
         home = order[0].node
-        if home != me.node and not _is_dead(home, word):
-            return self._of_home(home, ask, word, now_s)
-        elsewhere = self._adopt(ask.tenant, order, me, word, now_s)
-        if elsewhere is not None:
-            return elsewhere
+        if home != me.node:
+            # beside a dead one we are not the home yet: that asks what was used
+            if not _is_dead(home, word):
+                return self._of_home(home, ask, word, now_s)
+        elif (went := self._adopt(ask.tenant, order, me, word, now_s)) is not None:
+            return went
         return limits.grant(ask.tenant, ask.request, ask.tokens, now_s)
 
     def lend(

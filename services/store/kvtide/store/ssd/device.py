@@ -111,7 +111,11 @@ class SsdDevice:
                 self._do(self._control, "close", self._let_go)
             case SealSegment():
                 self._do(self._control, "seal", partial(self._files.do, command))
-            case DropSegment() | KillRecord() | NoteDeleted() | NoteRemoved():
+            case NoteDeleted():
+                # before a later write takes the tenant's key
+                self._files.forget_key(command.deleted)
+                self._do(self._control, "note", partial(self._files.do, command))
+            case DropSegment() | KillRecord() | NoteRemoved():
                 self._do(self._control, "note", partial(self._files.do, command))
             case _:
                 assert_never(command)

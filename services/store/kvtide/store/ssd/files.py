@@ -107,7 +107,6 @@ class TierFiles:
             case KillRecord():
                 self._kill(command)
             case NoteDeleted(deleted):
-                self._forget_key(deleted)
                 self._note(lambda held: held.note_deleted(deleted))
             case NoteRemoved(keys, until_ms):
                 self._note(lambda held: held.note_removed(keys, until_ms))
@@ -269,8 +268,11 @@ class TierFiles:
             return SegmentDone(number, dropped, trouble, reason)
         return SegmentDone(number, dropped)
 
-    def _forget_key(self, deleted: DeletedSpace) -> None:
-        """Whoever deletes a tenant has destroyed its key: have none in memory, too."""
+    def forget_key(self, deleted: DeletedSpace) -> None:
+        """Whoever deletes a tenant has destroyed its key: have none in memory, too.
+
+        Called at once, before what was written later is: ``do`` keeps the note alone.
+        """
         seals = None if self._records is None else self._records.seals
         if seals is not None and deleted.tenant is not None and deleted.model is None:
             seals.forget(deleted.tenant)

@@ -101,7 +101,10 @@ class Records:
             offset=place.offset,
             seed=self.directory.seed,
         )
-        if frame.lsn != lsn or frame.dead or frame.slot_bytes != wanted.slot_bytes:
+        other = frame.lsn != lsn or frame.dead or frame.slot_bytes != wanted.slot_bytes
+        # who can write to the disk may have put another kind of record there
+        refused = not frame.sealed and not self._plain
+        if other or refused or frame.length != place.length:
             raise BadRecordError("another record lies there")
         if sealing or frame.sealed:
             self.open(frame, record, plain)
