@@ -22,6 +22,7 @@ REPLAY_LIMIT_S = 10.0
 _END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
 _KEPT_MESSAGES = 100_000
 _REPLAYED_PARTS = 2
+_PAUSE_S = 0.2
 
 log = structlog.get_logger("kvtide.router")
 
@@ -68,6 +69,7 @@ class EventFeed:
                     # what an engine says must not end the hearing of what it says next
                     log.exception("kv events can't be taken")
                     self._lose()
+                    await asyncio.sleep(_PAUSE_S)
 
     async def _turn(
         self, context: zmq.asyncio.Context, socket: zmq.asyncio.Socket
