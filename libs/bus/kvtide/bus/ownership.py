@@ -152,11 +152,7 @@ class Ownership:
 
     def gone(self, owner: NodeRef) -> list[RequestRef]:
         """This life of a node has ended: what to free."""
-        return [
-            ref
-            for ref, holder in self._held.values()
-            if holder.node == owner.node and holder.epoch <= owner.epoch
-        ]
+        return [ref for ref, holder in self._held.values() if holder.ends_with(owner)]
 
     def expire(self, now_s: float) -> list[RequestRef]:
         """Forget old tombstones; what to free because its owner is silent."""

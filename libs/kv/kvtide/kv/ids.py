@@ -42,6 +42,10 @@ class NodeRef:
     node: NodeId
     epoch: int
 
+    def ends_with(self, gone: "NodeRef") -> bool:
+        """Whether this life is over when ``gone`` is: it is that one, or an earlier."""
+        return self.node == gone.node and self.epoch <= gone.epoch
+
 
 @dataclass(frozen=True, slots=True)
 class RequestRef:

@@ -1,11 +1,27 @@
 """Whose requests a worker holds, and why it takes no more. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kvtide.bus.messages import DecodeWork, PrefillWork, RefuseCode, WorkRefused
+from kvtide.bus.messages import (
+    DecodeWork,
+    PrefillWork,
+    PullState,
+    RefuseCode,
+    TokenPage,
+    TokenPull,
+    WorkRefused,
+)
 from kvtide.bus.ownership import Ownership, Standing
 from kvtide.kv import NodeRef, RequestRef
-from kvtide.worker.events import CancelArrived, MemberGone, OwnedArrived, OwnerSaid
+from kvtide.worker.events import (
+    CancelArrived,
+    Drain,
+    MemberGone,
+    OwnedArrived,
+    OwnerSaid,
+    Resume,
+    StoreAttached,
+)
 
 Work = PrefillWork | DecodeWork
 Refusal = tuple[RefuseCode, str]
@@ -35,6 +51,14 @@ class Readiness:
     model: ServedModel | None = None
     attached: bool = False
     draining: bool = False
+
+    def turned(self, event: StoreAttached | Drain | Resume) -> "Readiness":
+        """As it is after this."""
+        match event:
+            case StoreAttached(attached):
+                return replace(self, attached=attached)
+            case Drain() | Resume():
+                return replace(self, draining=isinstance(event, Drain))
 
     def unfit(self, work: Work, me: NodeRef) -> Refusal | None:
         """Why this work can't be done here at all, a store apart."""
@@ -70,4 +94,16 @@ def refused(ref: RequestRef, refusal: Refusal) -> WorkRefused:
     code, reason = refusal
     return WorkRefused(
         request=ref.request, attempt=ref.attempt, code=code, reason=reason
+    )
+
+
+def unknown_page(pull: TokenPull) -> TokenPage:
+    """The answer to a pull for a request that is not here."""
+    return TokenPage(
+        request=pull.request,
+        attempt=pull.attempt,
+        choice=pull.choice,
+        index=pull.index,
+        ids=(),
+        state=PullState.UNKNOWN,
     )

@@ -2,7 +2,15 @@
 
 from dataclasses import dataclass
 
-from kvtide.bus.messages import DecodeWork, FinishReason, TokenLogprobs
+from kvtide.bus.messages import (
+    DecodeFailed,
+    DecodeWork,
+    FinishReason,
+    PullState,
+    TokenLogprobs,
+    TokenPage,
+    TokenPull,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +102,28 @@ class Answer:
     def logprobs_since(self, index: int) -> tuple[TokenLogprobs, ...]:
         """Those of ``since(index)``, if they are kept at all."""
         return tuple(self.logprobs[max(0, index - self.first) :])
+
+    def page(
+        self,
+        pull: TokenPull,
+        state: PullState,
+        failed: DecodeFailed | None,
+        reused_tokens: int | None,
+    ) -> TokenPage:
+        """All from an index on. ``state`` is the request's, but where it has failed."""
+        index = max(pull.index, self.first)
+        return TokenPage(
+            request=pull.request,
+            attempt=pull.attempt,
+            choice=pull.choice,
+            index=index,
+            ids=self.since(index),
+            state=PullState.FAILED if failed else state,
+            finish=self.finish,
+            reused_tokens=reused_tokens,
+            reason=failed.reason if failed else "",
+            logprobs=self.logprobs_since(index),
+        )
 
     def ack(self, index: int, *, finished: bool) -> None:
         """The gateway has all before ``index``, and the finish if it says so."""

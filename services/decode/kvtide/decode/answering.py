@@ -66,8 +66,7 @@ class Prefilling:
 
     def gone(self, node: NodeRef) -> None:
         """This life of a node has ended."""
-        ours = self.prefill
-        if ours is not None and ours.node == node.node and ours.epoch <= node.epoch:
+        if self.prefill is not None and self.prefill.ends_with(node):
             self.over = True
 
     def ask(self, now_s: float, limits: DecodeLimits) -> bool:
@@ -219,19 +218,8 @@ class Answering:
     def page(self, pull: TokenPull) -> TokenPage:
         """All from an index on, and how the request stands."""
         state = _STATES.get(self.phase, PullState.FINISHED)
-        index = max(pull.index, self.answer.first)
-        return TokenPage(
-            request=pull.request,
-            attempt=pull.attempt,
-            choice=pull.choice,
-            index=index,
-            ids=self.answer.since(index),
-            state=PullState.FAILED if self.failed else state,
-            finish=self.answer.finish,
-            reused_tokens=self.cached if self.phase is Phase.RUNNING else None,
-            reason=self.failed.reason if self.failed else "",
-            logprobs=self.answer.logprobs_since(index),
-        )
+        reused_tokens = self.cached if self.phase is Phase.RUNNING else None
+        return self.answer.page(pull, state, self.failed, reused_tokens)
 
 
 def tightest_tbt_ms(requests: Iterable[Answering]) -> float:

@@ -22,10 +22,16 @@ from kvtide.decode.farewell import Farewells
 from kvtide.decode.handover import EarlyWords, Said
 from kvtide.decode.intake import unfit
 from kvtide.decode.limits import DecodeLimits
-from kvtide.decode.sequence import unknown_page
 from kvtide.engine.serving import Ask, Piece
 from kvtide.kv import NodeRef, RequestRef
-from kvtide.worker.custody import TOO_LATE, Readiness, Refusal, refused, released
+from kvtide.worker.custody import (
+    TOO_LATE,
+    Readiness,
+    Refusal,
+    refused,
+    released,
+    unknown_page,
+)
 from kvtide.worker.events import OwnerSaid, Reply
 
 
@@ -290,12 +296,8 @@ class AnsweringMachine:
             case events.ModelLoaded():
                 self._model = event
                 self._readiness = replace(self._readiness, model=event)
-            case events.StoreAttached(attached):
-                self._readiness = replace(self._readiness, attached=attached)
-            case events.Drain():
-                self._readiness = replace(self._readiness, draining=True)
-            case events.Resume():
-                self._readiness = replace(self._readiness, draining=False)
+            case events.StoreAttached() | events.Drain() | events.Resume():
+                self._readiness = self._readiness.turned(event)
             case events.GiveUp():
                 self._give_up()
             case events.Fenced(me):

@@ -5,16 +5,12 @@ from contextlib import aclosing
 
 import structlog
 
-from kvtide.bus import BusError, Hop
 from kvtide.bus.messages import (
     AnyMessage,
     DecodeFailed,
     DecodeLoad,
     DecodeWork,
     Failure,
-    HandoverPull,
-    HandoverState,
-    HandoverTaken,
     Load,
     Message,
     Tokens,
@@ -32,11 +28,11 @@ from kvtide.decode.answering_machine import (
 from kvtide.decode.limits import DecodeLimits
 from kvtide.decode.messages import HOPS, event_of
 from kvtide.decode.metrics import DecodeMetrics
-from kvtide.decode.operations import ASK_TIMEOUT_S
+from kvtide.decode.prefill_asks import ask_prefill, tell_taken
+from kvtide.decode.told import told
 from kvtide.engine.errors import EngineError, UnsupportedOption
 from kvtide.engine.serving import Ask, Served
-from kvtide.kv import NodeRef, RequestRef, Role
-from kvtide.runtime import LimitError
+from kvtide.kv import RequestRef, Role
 from kvtide.worker.request_service import RequestChassis, RequestService
 from kvtide.worker.role_service import FIRST_STAGE
 
@@ -115,7 +111,7 @@ class AnsweringService(RequestService[Event, Command]):
         match command:
             case events.ToGateway(_, message):
                 if isinstance(message, Tokens | DecodeFailed):
-                    self._said(message)
+                    told(message, self._metrics, self._spans)
             case Generate(ref, ask):
                 self._running[ref] = asyncio.Event()
                 self._spans.over(ref, FIRST_STAGE)
@@ -126,9 +122,9 @@ class AnsweringService(RequestService[Event, Command]):
                 if stopped is not None:
                     stopped.set()
             case events.AskHandover():
-                self._spawn(self._ask, command, command)
+                self._spawn(ask_prefill, command, self._node, command)
             case events.TellTaken():
-                self._spawn(self._tell_taken, command, command)
+                self._spawn(tell_taken, command, self._node, command)
             case _:
                 raise AssertionError(command)
 
@@ -160,48 +156,6 @@ class AnsweringService(RequestService[Event, Command]):
         if stopped.is_set():
             return None
         return AnswerFailed(ask.ref, "the engine's answer has no end")
-
-    async def _ask(self, ask: events.AskHandover) -> Event:
-        pull = HandoverPull(request=ask.ref.request, attempt=ask.ref.attempt)
-        answer = await self._request(ask.prefill, pull)
-        state = answer if isinstance(answer, HandoverState) else None
-        return events.HandoverAnswered(ask.ref, state)
-
-    async def _tell_taken(self, taken: events.TellTaken) -> Event:
-        ref = taken.ref
-        message = HandoverTaken(request=ref.request, attempt=ref.attempt)
-        answer = await self._request(taken.prefill, message)
-        return events.TakenAnswered(ref, acked=answer is not None)
-
-    async def _request(self, prefill: NodeRef, message: Message) -> AnyMessage | None:
-        inbox = self._node.subjects.inbox(Role.PREFILL, prefill.node, Hop.CONTROL)
-        try:
-            return await self._node.bus.request(inbox, message, timeout_s=ASK_TIMEOUT_S)
-        except (BusError, LimitError) as error:
-            log.info("prefill silent", prefill=prefill.node, reason=str(error))
-            return None
-
-    def _said(self, message: Tokens | DecodeFailed) -> None:
-        self._metrics.said(message)
-        ref = RequestRef(message.request, message.attempt)
-        if isinstance(message, DecodeFailed):
-            self._spans.ended(ref, message.code)
-            log.warning(
-                "decode failed",
-                request=message.request,
-                attempt=message.attempt,
-                code=message.code,
-                reason=message.reason,
-            )
-        elif message.finish is not None:
-            self._spans.ended(ref, output_tokens=message.index + len(message.ids))
-            log.info(
-                "decode finished",
-                request=message.request,
-                attempt=message.attempt,
-                finish=message.finish,
-                count=message.index + len(message.ids),
-            )
 
 
 def _asked(work: DecodeWork) -> Ask:

@@ -29,9 +29,16 @@ from kvtide.decode.intake import (
 )
 from kvtide.decode.limits import DecodeLimits
 from kvtide.decode.pages import PageLedger
-from kvtide.decode.sequence import BlockKeys, Phase, Sequence, unknown_page
+from kvtide.decode.sequence import BlockKeys, Phase, Sequence
 from kvtide.kv import NodeRef, RequestRef
-from kvtide.worker.custody import TOO_LATE, Readiness, Refusal, refused, released
+from kvtide.worker.custody import (
+    TOO_LATE,
+    Readiness,
+    Refusal,
+    refused,
+    released,
+    unknown_page,
+)
 from kvtide.worker.events import OwnerSaid
 from kvtide.worker.steps import Busy, Running, StepCost
 
@@ -347,10 +354,8 @@ class DecodeMachine:
                 )
             case events.StoreAttached(attached):
                 self._held.attached = attached
-            case events.Drain():
-                self._readiness = replace(self._readiness, draining=True)
-            case events.Resume():
-                self._readiness = replace(self._readiness, draining=False)
+            case events.Drain() | events.Resume():
+                self._readiness = self._readiness.turned(event)
             case events.GiveUp():
                 for one in self._held.all():
                     if one.phase is not Phase.ENDED:

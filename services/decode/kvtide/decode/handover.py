@@ -69,8 +69,7 @@ class Handover:
 
     def gone(self, node: NodeRef) -> bool:
         """This life of a node has ended: was it ours?"""
-        ours = self.prefill
-        if ours is None or ours.node != node.node or ours.epoch > node.epoch:
+        if self.prefill is None or not self.prefill.ends_with(node):
             return False
         self._over = True
         return True

@@ -6,12 +6,7 @@ nobody foresaw is ended by the shell, with ``failed_end``.
 
 import structlog
 
-from kvtide.bus import BusError, Hop
 from kvtide.bus.messages import (
-    Ack,
-    HandoverPull,
-    HandoverState,
-    HandoverTaken,
     PutBlock,
 )
 from kvtide.decode import events
@@ -20,12 +15,10 @@ from kvtide.decode.metrics import DecodeMetrics
 from kvtide.decode.settings import DecodeSettings
 from kvtide.engine.errors import EngineError
 from kvtide.engine.memory import KEY, VALUE
-from kvtide.kv import Lease, Role
+from kvtide.kv import Lease
 from kvtide.pool import PartRead, PoolError, Put
-from kvtide.runtime import LimitError
 from kvtide.worker.service import Chassis, OpenRun
 
-ASK_TIMEOUT_S = 2.0
 PUT_LANE = "put"
 
 log = structlog.get_logger("kvtide.decode")
@@ -43,30 +36,6 @@ class Operations:
         self._pool = chassis.pool
         self._settings = settings
         self._metrics = metrics
-
-    async def ask(self, ask: events.AskHandover) -> events.Event:
-        """Pull the hand-over's state."""
-        inbox = self._node.subjects.inbox(Role.PREFILL, ask.prefill.node, Hop.CONTROL)
-        pull = HandoverPull(request=ask.ref.request, attempt=ask.ref.attempt)
-        try:
-            answer = await self._node.bus.request(inbox, pull, timeout_s=ASK_TIMEOUT_S)
-        except (BusError, LimitError) as error:
-            log.info("prefill silent", request=ask.ref.request, reason=str(error))
-            return events.HandoverAnswered(ask.ref, None)
-        state = answer if isinstance(answer, HandoverState) else None
-        return events.HandoverAnswered(ask.ref, state)
-
-    async def tell_taken(self, taken: events.TellTaken) -> events.Event:
-        """Tell prefill that it may let go."""
-        inbox = self._node.subjects.inbox(Role.PREFILL, taken.prefill.node, Hop.CONTROL)
-        message = HandoverTaken(request=taken.ref.request, attempt=taken.ref.attempt)
-        try:
-            answer = await self._node.bus.request(
-                inbox, message, timeout_s=ASK_TIMEOUT_S
-            )
-        except (BusError, LimitError):
-            return events.TakenAnswered(taken.ref, acked=False)
-        return events.TakenAnswered(taken.ref, acked=isinstance(answer, Ack))
 
     async def find_copies(self, held: OpenRun, find: events.FindCopies) -> events.Event:
         """Ask the store on this host for slots: it answers with what it has."""

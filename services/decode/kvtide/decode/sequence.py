@@ -288,21 +288,8 @@ class Sequence:
     def page(self, pull: TokenPull) -> TokenPage:
         """All from an index on, and how the request stands."""
         state = _STATES.get(self.phase, PullState.FINISHED)
-        if self.failed is not None:
-            state = PullState.FAILED
-        index = max(pull.index, self.answer.first)
-        return TokenPage(
-            request=pull.request,
-            attempt=pull.attempt,
-            choice=pull.choice,
-            index=index,
-            ids=self.answer.since(index),
-            state=state,
-            finish=self.answer.finish,
-            reused_tokens=self.reused_tokens if self.said_first else None,
-            reason=self.failed.reason if self.failed else "",
-            logprobs=self.answer.logprobs_since(index),
-        )
+        reused_tokens = self.reused_tokens if self.said_first else None
+        return self.answer.page(pull, state, self.failed, reused_tokens)
 
     def take_blocks(self, limit: int) -> tuple[KeyedBlock, ...]:
         """Full blocks that were made here and not yet offered to the pool."""
@@ -323,15 +310,3 @@ class Sequence:
             if not pooled:
                 taken.append(KeyedBlock(block, self.chain[block]))
         return tuple(taken)
-
-
-def unknown_page(pull: TokenPull) -> TokenPage:
-    """The answer to a pull for a request that is not here."""
-    return TokenPage(
-        request=pull.request,
-        attempt=pull.attempt,
-        choice=pull.choice,
-        index=pull.index,
-        ids=(),
-        state=PullState.UNKNOWN,
-    )

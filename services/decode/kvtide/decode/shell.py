@@ -23,7 +23,9 @@ from kvtide.decode.ends import failed_end
 from kvtide.decode.messages import HOPS, event_of
 from kvtide.decode.metrics import DecodeMetrics
 from kvtide.decode.operations import Operations
+from kvtide.decode.prefill_asks import ask_prefill, tell_taken
 from kvtide.decode.settings import DecodeSettings
+from kvtide.decode.told import told
 from kvtide.engine.errors import InvalidSampling, RunClosed
 from kvtide.engine.loading import LoadedModel
 from kvtide.kv import RequestRef, Role
@@ -106,11 +108,11 @@ class DecodeService(WorkerService[events.Event, events.Command]):
         match command:
             case events.ToGateway(_, message):
                 if isinstance(message, Tokens | DecodeFailed):
-                    self._said(message)
+                    told(message, self._metrics, self._spans)
             case events.AskHandover():
-                self._spawn(self._operations.ask, command, command)
+                self._spawn(ask_prefill, command, self._node, command)
             case events.TellTaken():
-                self._spawn(self._operations.tell_taken, command, command)
+                self._spawn(tell_taken, command, self._node, command)
             case events.Step():
                 self._spawn(self._run_step, command, command)
             case _:
@@ -147,28 +149,6 @@ class DecodeService(WorkerService[events.Event, events.Command]):
         if held is None:
             raise RunClosed("its run could not be made")
         return held
-
-    def _said(self, message: Tokens | DecodeFailed) -> None:
-        self._metrics.said(message)
-        ref = RequestRef(message.request, message.attempt)
-        if isinstance(message, DecodeFailed):
-            self._spans.ended(ref, message.code)
-            log.warning(
-                "decode failed",
-                request=message.request,
-                attempt=message.attempt,
-                code=message.code,
-                reason=message.reason,
-            )
-        elif message.finish is not None:
-            self._spans.ended(ref, output_tokens=message.index + len(message.ids))
-            log.info(
-                "decode finished",
-                request=message.request,
-                attempt=message.attempt,
-                finish=message.finish,
-                count=message.index + len(message.ids),
-            )
 
     def _first_steps(self, step: events.Step) -> Sequence[RequestRef]:
         """The traced requests that are in a step for the first time."""

@@ -76,7 +76,7 @@ class Peers:
     def gone(self, node: NodeRef) -> None:
         """This life of a worker makes nothing any more, nor does an older one."""
         for ident in list(self._peers):
-            if ident[0].node == node.node and ident[0].epoch <= node.epoch:
+            if ident[0].ends_with(node):
                 self._forget(ident)
 
     # what follows for a job here

@@ -164,8 +164,7 @@ class PreparingMachine:
         elif isinstance(event, events.MemberGone):
             gone = event.node
             for job in list(self._jobs.values()):
-                decode = job.work.decode
-                if decode.node == gone.node and decode.epoch <= gone.epoch:
+                if job.work.decode.ends_with(gone):
                     self._let_go(job.ref, cancelled=True)
 
     def _work(self, work: PrefillWork) -> WorkAccepted | WorkRefused:
@@ -267,12 +266,8 @@ class PreparingMachine:
         match event:
             case events.ModelLoaded():
                 self._readiness = replace(self._readiness, model=event)
-            case events.StoreAttached(attached):
-                self._readiness = replace(self._readiness, attached=attached)
-            case events.Drain():
-                self._readiness = replace(self._readiness, draining=True)
-            case events.Resume():
-                self._readiness = replace(self._readiness, draining=False)
+            case events.StoreAttached() | events.Drain() | events.Resume():
+                self._readiness = self._readiness.turned(event)
             case events.GiveUp():
                 self._give_up()
             case events.Fenced(me):

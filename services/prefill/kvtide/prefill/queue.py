@@ -187,8 +187,7 @@ class PrefillMachine:
 
     def _decode_gone(self, node: NodeRef) -> None:
         for job in self._held.all():
-            decode = job.work.decode
-            if decode.node == node.node and decode.epoch <= node.epoch:
+            if job.work.decode.ends_with(node):
                 self._held.cancel(job.ref)
 
     # what the shell reports
@@ -381,15 +380,13 @@ class PrefillMachine:
                 self._readiness = replace(self._readiness, model=event)
             case events.StoreAttached(attached, node):
                 self._meter.rates.near = node
-                self._readiness = replace(self._readiness, attached=attached)
+                self._readiness = self._readiness.turned(event)
                 if not attached:
                     self._held.fail_all("no_store", "the store on this host has gone")
             case events.EngineShared():
                 self._shared = event
-            case events.Drain():
-                self._readiness = replace(self._readiness, draining=True)
-            case events.Resume():
-                self._readiness = replace(self._readiness, draining=False)
+            case events.Drain() | events.Resume():
+                self._readiness = self._readiness.turned(event)
             case events.GiveUp():
                 self._held.fail_all("draining", "the worker ends")
             case events.Fenced(me):

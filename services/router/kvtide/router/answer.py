@@ -118,15 +118,3 @@ class Answer:
             reused_tokens=reused_tokens,
             logprobs=logprobs,
         )
-
-
-def unknown_page(request: RequestRef, index: int) -> TokenPage:
-    """Of a request that isn't held here."""
-    return TokenPage(
-        request=request.request,
-        attempt=request.attempt,
-        choice=0,
-        index=index,
-        ids=(),
-        state=PullState.UNKNOWN,
-    )

@@ -21,7 +21,7 @@ from kvtide.bus.messages import (
 )
 from kvtide.bus.ownership import Ownership, Standing
 from kvtide.kv import ModelFacts, NodeRef, RequestRef
-from kvtide.router.answer import Answer, unknown_page
+from kvtide.router.answer import Answer
 from kvtide.router.events import (
     AckArrived,
     Ask,
@@ -43,6 +43,7 @@ from kvtide.worker.custody import (
     Work,
     refused,
     released,
+    unknown_page,
 )
 
 KEPT_S = 60.0
@@ -121,11 +122,7 @@ class Serving:
             case PullArrived(pull):
                 ref = RequestRef(pull.request, pull.attempt)
                 answer = self._answers.get(ref)
-                page = (
-                    unknown_page(ref, pull.index)
-                    if answer is None
-                    else answer.page(pull.index)
-                )
+                page = unknown_page(pull) if answer is None else answer.page(pull.index)
                 self._out.append(common.Reply(page))
             case Said() | Ended() | Broken():
                 answer = self._answers.get(event.ref)
@@ -200,10 +197,8 @@ class Serving:
                 self._there = attached
                 if not attached:
                     self._fail_all("engine_away", "the engine does not answer")
-            case common.Drain():
-                self._drain(draining=True)
-            case common.Resume():
-                self._drain(draining=False)
+            case common.Drain() | common.Resume():
+                self._readiness = self._readiness.turned(event)
             case common.GiveUp():
                 self._fail_all("draining", "the worker is ending")
             case common.Fenced(me):
@@ -215,9 +210,6 @@ class Serving:
                 self._tick()
             case _:
                 assert_never(event)
-
-    def _drain(self, *, draining: bool) -> None:
-        self._readiness = Readiness(model=self._readiness.model, draining=draining)
 
     def _tick(self) -> None:
         for ref in self._owners.expire(self._now_s):

@@ -70,11 +70,7 @@ class LeaseBook:
         self._over[owner.node] = max(self._over.pop(owner.node, -1), owner.epoch)
         if len(self._over) > MAX_KNOWN_NODES:
             del self._over[next(iter(self._over))]
-        ended = [
-            ref
-            for ref in self._owners
-            if ref.node == owner.node and ref.epoch <= owner.epoch
-        ]
+        ended = [ref for ref in self._owners if ref.ends_with(owner)]
         return [held for ref in ended for held in self._owners.pop(ref).leases.values()]
 
     def revive(self, owner: NodeRef) -> None:

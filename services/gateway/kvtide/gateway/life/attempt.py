@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from kvtide.bus.messages import CandidateEstimate, Placed
-from kvtide.gateway.life.cancels import covers
 from kvtide.gateway.life.events import Stage
 from kvtide.kv import NodeRef
 
@@ -70,7 +69,7 @@ class Attempt:
         return [
             stage
             for stage, work in self.works.items()
-            if work.state is not WorkState.OVER and covers(gone, work.worker)
+            if work.state is not WorkState.OVER and work.worker.ends_with(gone)
         ]
 
     @property

@@ -58,7 +58,7 @@ class Cancels:
 
     def gone(self, node: NodeRef) -> None:
         """A dead worker holds nothing."""
-        for key in [key for key in self._pending if covers(node, key[1])]:
+        for key in [key for key in self._pending if key[1].ends_with(node)]:
             del self._pending[key]
 
     def tick(self, now_s: float) -> list[SendCancel]:
@@ -71,8 +71,3 @@ class Cancels:
                 pending.next_s = now_s + self._limits.cancel_repeat_s
                 again.append(SendCancel(stage, worker, pending.message))
         return again
-
-
-def covers(gone: NodeRef, worker: NodeRef) -> bool:
-    """Whether ``worker`` is that life of the node or an earlier one."""
-    return worker.node == gone.node and worker.epoch <= gone.epoch
