@@ -31,6 +31,7 @@ from kvtide.prefill.preparing import (
     PreparingMachine,
     Stop,
 )
+from kvtide.prefill.told import told
 from kvtide.worker.request_service import RequestChassis, RequestService
 
 log = structlog.get_logger("kvtide.prefill")
@@ -81,7 +82,7 @@ class PreparingService(RequestService[Event, Command]):
         match command:
             case events.ToGateway(_, message):
                 if isinstance(message, PrefillDone | PrefillFailed):
-                    self._said(message)
+                    told(message, self._metrics, self._spans)
             case events.ToDecode(decode, message):
                 self._to(Role.DECODE, decode, Hop.HANDOVER, message)
             case Prepare(ref, ask):
@@ -114,22 +115,3 @@ class PreparingService(RequestService[Event, Command]):
             if not preparing.done():
                 preparing.cancel()
                 await asyncio.wait((preparing,))
-
-    def _said(self, message: PrefillDone | PrefillFailed) -> None:
-        self._metrics.said(message)
-        if isinstance(message, PrefillFailed):
-            log.warning(
-                "prefill failed",
-                request=message.request,
-                attempt=message.attempt,
-                code=message.code,
-                reason=message.reason,
-            )
-        else:
-            log.info(
-                "prefill done",
-                request=message.request,
-                attempt=message.attempt,
-                reused=message.reused_tokens,
-                computed=message.computed_tokens,
-            )

@@ -32,6 +32,7 @@ from kvtide.prefill.messages import HOPS, event_of
 from kvtide.prefill.metrics import PrefillMetrics
 from kvtide.prefill.queue import PrefillMachine
 from kvtide.prefill.settings import PrefillSettings
+from kvtide.prefill.told import told
 from kvtide.worker.mixing import STEP_LANE
 from kvtide.worker.service import FIRST_STAGE, Chassis, OpenRun, WorkerService
 
@@ -112,7 +113,7 @@ class PrefillService(WorkerService[events.Event, events.Command]):
                 self._to(Role.DECODE, decode, Hop.HANDOVER, message)
             case events.ToGateway(_, message):
                 if isinstance(message, PrefillDone | PrefillFailed):
-                    self._ended(message)
+                    told(message, self._metrics, self._spans)
             case events.Step():
                 self._spawn(self._run_step, command, command)
             case events.Abort():
@@ -159,35 +160,6 @@ class PrefillService(WorkerService[events.Event, events.Command]):
         held = self._held.get(ref)
         if held is not None and held.run.closed and held.put is None:
             del self._held[ref]
-
-    def _ended(self, message: PrefillDone | PrefillFailed) -> None:
-        self._metrics.said(message)
-        ref = RequestRef(message.request, message.attempt)
-        if isinstance(message, PrefillDone):
-            self._spans.ended(
-                ref,
-                reused_tokens=message.reused_tokens,
-                computed_tokens=message.computed_tokens,
-            )
-            log.info(
-                "prefill done",
-                request=message.request,
-                attempt=message.attempt,
-                reused=message.reused_tokens,
-                computed=message.computed_tokens,
-                queue_ms=round(message.times.queue_ms, 1),
-                load_ms=round(message.times.load_ms, 1),
-                compute_ms=round(message.times.compute_ms, 1),
-            )
-        else:
-            self._spans.ended(ref, message.code)
-            log.warning(
-                "prefill failed",
-                request=message.request,
-                attempt=message.attempt,
-                code=message.code,
-                reason=message.reason,
-            )
 
     # ---- operations
 
