@@ -7,6 +7,8 @@ with a network that lost packets for a while; nothing of a stream is ever left o
 import asyncio
 import contextlib
 import random
+import socket
+import struct
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ CHUNK = 1 << 16
 CORRUPTED_FROM = 1000
 """Smaller chunks are frames of a protocol; larger ones are mostly KV."""
 CALL_LIMIT_S = 10.0
+RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 
 Target = tuple[str, int] | Path
 T = TypeVar("T")
@@ -106,9 +109,11 @@ class Link:
             return
         try:
             far_reader, far = await self._open()
-        except OSError:
+        except BaseException as error:
             _reset(writer)
-            return
+            if isinstance(error, OSError):
+                return
+            raise
         self.connections += 1
         pair = _Pair(writer, far)
         self._pairs.add(pair)
@@ -123,7 +128,7 @@ class Link:
         finally:
             self._pairs.discard(pair)
             for each in (writer, far):
-                _reset(each)
+                _reset(each)  # nothing, where it was closed before
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if isinstance(self.target, Path):
@@ -161,7 +166,9 @@ class Link:
             while self.weather.hold_down if down else self.weather.hold_up:
                 await self._changed.wait()
             if not chunk:
-                _reset(writer)
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()  # until all of it is sent
                 return
             with contextlib.suppress(OSError):
                 writer.write(self._spoilt(chunk) if down else chunk)
@@ -184,7 +191,21 @@ class Rewrite:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
+    """End it by a reset: what is on its way is gone, and the peer is told so."""
+    sock = writer.get_extra_info("socket")
+    if sock is not None and sock.family != socket.AF_UNIX:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_AT_CLOSE)
     writer.transport.abort()
+
+
+async def _quietly(accepting: Coroutine[Any, Any, None]) -> None:
+    """Without its connection's errors, nor its end: streams' callback trips over both."""
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            await accepting
+    except* OSError:
+        pass
 
 
 class Links:
@@ -228,9 +249,7 @@ class Links:
             assert task is not None
             self._accepting.add(task)
             try:
-                await link.accept(reader, writer)
-            except* OSError:
-                pass
+                await _quietly(link.accept(reader, writer))
             finally:
                 self._accepting.discard(task)
 

@@ -98,6 +98,7 @@ def joined(link: Link, far: socket.socket) -> tuple[socket.socket, socket.socket
     other, _ = far.accept()
     for each in (near, other):
         each.settimeout(5)
+    wait_for(lambda: link.connections > 0, 5, "the link knows of it")
     return near, other
 
 
