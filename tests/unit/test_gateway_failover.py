@@ -26,6 +26,7 @@ from kvtide.bus.messages import (
     Rejected,
     WorkRefused,
 )
+from kvtide.gateway.api.problems import of_failure
 from kvtide.gateway.life import (
     AdmitAnswered,
     AdmitLost,
@@ -187,6 +188,31 @@ def test_nobody_waits_before_a_worker_took_the_request() -> None:
     story.tell(WorkAnswered(Stage.DECODE, D1, busy))
     none = Rejected(request=R, attempt=2, code=RejectCode.NO_WORKERS, reason="none")
     assert kinds(story.tell(AdmitAnswered(none))) == [Fail, RecordEnded]
+
+
+def test_what_no_engine_can_do_ends_at_once_and_says_so() -> None:
+    story = Story()
+    story.tell(Submitted())
+    story.place()
+    unable = WorkRefused(
+        request=R, attempt=1, code=RefuseCode.UNSUPPORTED, reason="use a JSON schema"
+    )
+    story.tell(WorkAnswered(Stage.DECODE, D1, unable))
+    assert the(RecordEnded, story.said).message.outcome is Outcome.REJECTED
+    error = of_failure(the(Fail, story.said).failure)
+    assert (error.status, error.code) == (400, "unsupported_option")
+    assert str(error) == "use a JSON schema"
+
+
+def test_what_an_engine_finds_out_late_that_it_cannot_do_is_not_tried_again() -> None:
+    story = Story()
+    story.run(P1, D1)
+    failed = DecodeFailed(
+        request=R, attempt=1, decode=D1, code=RefuseCode.UNSUPPORTED, reason="ask anew"
+    )
+    story.tell(WorkerSaid(D1, failed))
+    failure = the(Fail, story.said).failure
+    assert (failure.kind, failure.reason) == (FailureKind.UNSUPPORTED, "ask anew")
 
 
 def test_a_prompt_is_refused_for_a_while() -> None:

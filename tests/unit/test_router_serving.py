@@ -187,7 +187,7 @@ def test_an_engine_that_goes_fails_what_it_has_and_takes_nothing() -> None:
                     grammar=GrammarSpec(GrammarLanguage.REGEX, "a+")
                 ),
             },
-            RefuseCode.TOO_LARGE,
+            RefuseCode.UNSUPPORTED,
         ),
     ],
 )

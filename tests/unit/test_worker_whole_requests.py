@@ -269,6 +269,15 @@ def test_what_does_not_fit_is_refused() -> None:
     assert refused.code is RefuseCode.DRAINING
 
 
+def test_what_the_engine_cannot_do_is_said_as_such() -> None:
+    machine = answering()
+    machine.handle(decode.WorkArrived(decode_work()), 1.0)
+    failed = AnswerFailed(REF, "no such grammar", RefuseCode.UNSUPPORTED)
+    (told,) = said(machine.handle(failed, 1.1))
+    assert isinstance(told, DecodeFailed)
+    assert (told.code, told.reason) == ("unsupported", "no such grammar")
+
+
 def test_prefill_computes_for_others_and_leaves_its_own_to_decode() -> None:
     machine = preparing()
     commands = machine.handle(prefill.WorkArrived(prefill_work(OTHER)), 1.0)

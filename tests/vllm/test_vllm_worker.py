@@ -178,7 +178,9 @@ def test_vllm_is_a_worker_of_both_roles(
                 "structured_outputs": {"grammar": 'start: "yes" | "no"'},
             },
         )
-        assert "Lark" in json.dumps(refused)
+        assert refused["status"] == 400
+        assert refused["error"]["code"] == "unsupported_option"
+        assert "JSON schema" in refused["error"]["message"]
         hang_up(cluster, prompts[1])
         nothing_runs(cluster, "vllm-0")
 

@@ -45,10 +45,11 @@ class Drew:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFailed:
-    """The engine ends without an answer."""
+    """The engine ends without an answer. ``code`` is for machines."""
 
     ref: RequestRef
     reason: str
+    code: str = "engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +249,8 @@ class AnsweringMachine:
         match event:
             case Drew(_, piece):
                 self._drew(one, piece)
-            case AnswerFailed(_, reason):
-                self._fail(one, "engine", reason)
+            case AnswerFailed(_, reason, code):
+                self._fail(one, code, reason)
             case events.HandoverAnswered(_, state):
                 one.prefilling.answered(state, self._now_s, self._limits)
                 self._begin(one)

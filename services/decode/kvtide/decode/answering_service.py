@@ -10,9 +10,9 @@ from kvtide.bus.messages import (
     DecodeFailed,
     DecodeLoad,
     DecodeWork,
-    Failure,
     Load,
     Message,
+    RefuseCode,
     Tokens,
 )
 from kvtide.decode import events
@@ -33,6 +33,7 @@ from kvtide.decode.told import told
 from kvtide.engine.errors import EngineError, UnsupportedOption
 from kvtide.engine.serving import Ask, Served
 from kvtide.kv import RequestRef, Role
+from kvtide.worker.custody import refused
 from kvtide.worker.request_service import RequestChassis, RequestService
 from kvtide.worker.role_service import FIRST_STAGE
 
@@ -102,7 +103,8 @@ class AnsweringService(RequestService[Event, Command]):
                 self._engine.check(_asked(message))
             except UnsupportedOption as error:
                 log.warning("work refused", request=message.request, reason=str(error))
-                return Failure(code="invalid_sampling", reason=str(error))
+                ref = RequestRef(message.request, message.attempt)
+                return refused(ref, (RefuseCode.UNSUPPORTED, str(error)))
         return super()._hear(message)
 
     # ---- what goes out
@@ -149,6 +151,8 @@ class AnsweringService(RequestService[Event, Command]):
                     self._node.count_step()
                     self._spans.over(ask.ref, "first_step")
                     self._tell(Drew(ask.ref, piece))
+        except UnsupportedOption as error:
+            return AnswerFailed(ask.ref, str(error), RefuseCode.UNSUPPORTED)
         except EngineError as error:
             return AnswerFailed(ask.ref, str(error))
         finally:

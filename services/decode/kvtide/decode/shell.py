@@ -9,9 +9,9 @@ from kvtide.bus.messages import (
     DecodeFailed,
     DecodeLoad,
     DecodeWork,
-    Failure,
     Load,
     Message,
+    RefuseCode,
     Tokens,
 )
 from kvtide.decode import events
@@ -29,6 +29,7 @@ from kvtide.decode.told import told
 from kvtide.engine.errors import InvalidSampling, RunClosed
 from kvtide.engine.loading import LoadedModel
 from kvtide.kv import RequestRef, Role
+from kvtide.worker.custody import refused
 from kvtide.worker.events import CommonEvent
 from kvtide.worker.service import FIRST_STAGE, Chassis, OpenRun, WorkerService
 
@@ -91,7 +92,8 @@ class DecodeService(WorkerService[events.Event, events.Command]):
             try:
                 params_of(message.sampling)
             except InvalidSampling as error:
-                return Failure(code="invalid_sampling", reason=str(error))
+                ref = RequestRef(message.request, message.attempt)
+                return refused(ref, (RefuseCode.UNSUPPORTED, str(error)))
         return super()._hear(message)
 
     # ---- what goes out

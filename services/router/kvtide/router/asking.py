@@ -14,6 +14,7 @@ from kvtide.bus.messages import (
     DecodeWork,
     FinishReason,
     GrammarLanguage,
+    RefuseCode,
     TokenLogprobs,
 )
 from kvtide.router.answer import Delta
@@ -228,9 +229,15 @@ class SglangDialect:
         given, begun = work.sampling, len(work.tokens) - work.prompt_tokens
         lark = GrammarLanguage.LARK
         if given.grammar is not None and given.grammar.language is lark:
-            raise EngineAnswerError("SGLang holds an answer to no Lark grammar")
+            raise EngineAnswerError(
+                "SGLang takes no Lark grammar: use a JSON schema or a regular expression",
+                code=RefuseCode.UNSUPPORTED,
+            )
         if given.logprobs is not None:
-            raise EngineAnswerError("no log-probabilities are asked of SGLang")
+            raise EngineAnswerError(
+                "log-probabilities can't be had of SGLang: leave them out",
+                code=RefuseCode.UNSUPPORTED,
+            )
         sampling: dict[str, Any] = {
             "max_new_tokens": work.max_new_tokens - begun,
             "min_new_tokens": max(0, work.min_new_tokens - begun),

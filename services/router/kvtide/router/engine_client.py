@@ -9,7 +9,7 @@ from typing import Any, Self
 import httpx
 import msgspec
 
-from kvtide.bus.messages import DecodeWork
+from kvtide.bus.messages import DecodeWork, RefuseCode
 from kvtide.router.asking import EngineKind, Heard, data_of, dialect_of
 from kvtide.router.engine_load import EngineMetrics, read_metrics
 from kvtide.router.errors import EngineAnswerError
@@ -18,6 +18,8 @@ from kvtide.runtime import ConfigError
 ASK_LIMIT_S = 5.0
 _SAID_CHARS = 300
 _OK = 200
+_REFUSALS = {400: RefuseCode.UNSUPPORTED, 422: RefuseCode.UNSUPPORTED}
+"""Answers that another engine would give as well."""
 
 
 class _Model(msgspec.Struct, frozen=True):
@@ -143,7 +145,7 @@ class EngineClient:
                 said = (await response.aread())[:_SAID_CHARS].decode(errors="replace")
                 raise EngineAnswerError(
                     f"the engine answers {response.status_code}: {said}",
-                    code="engine_refuses",
+                    code=_REFUSALS.get(response.status_code, "engine_refuses"),
                 )
             async for line in response.aiter_lines():
                 data = data_of(line)

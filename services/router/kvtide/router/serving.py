@@ -158,7 +158,7 @@ class Serving:
         begun = len(work.tokens) > work.prompt_tokens
         if begun and work.sampling.grammar is not None:
             return (
-                RefuseCode.TOO_LARGE,
+                RefuseCode.UNSUPPORTED,
                 "the engine can't go on with a begun answer that a grammar holds",
             )
         return None

@@ -86,7 +86,11 @@ class WorkAccepted(Message, frozen=True, tag="work_accepted"):
 
 
 class RefuseCode(StrEnum):
-    """Why a worker refuses: all but ``STALE_ATTEMPT`` and ``TOO_LARGE`` may pass elsewhere."""
+    """Why a worker refuses.
+
+    All but ``STALE_ATTEMPT``, ``TOO_LARGE`` and ``UNSUPPORTED`` may pass elsewhere. The
+    last one: the engine can't do what was asked; the reason says what to ask instead.
+    """
 
     BUSY = "busy"
     DRAINING = "draining"
@@ -97,6 +101,7 @@ class RefuseCode(StrEnum):
     OTHER_LIFE = "other_life"
     CANCELLED = "cancelled"
     NO_STORE = "no_store"
+    UNSUPPORTED = "unsupported"
 
 
 class WorkRefused(Message, frozen=True, tag="work_refused"):

@@ -15,16 +15,17 @@ from typing import Any, Final
 
 import structlog
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMClientError
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.version import __version__ as vllm_version
 
 from kvtide.connect.model_digest import folder_digest
 from kvtide.connect.shape import FOREIGN_LAYOUT
 from kvtide.connect.vllm_facts import SALTED
-from kvtide.connect.vllm_worker.sampling import logprobs_of, params_of
+from kvtide.connect.vllm_worker.sampling import ENGINE, logprobs_of, params_of
 from kvtide.connect.vllm_worker.settings import VllmSettings
 from kvtide.engine.demo import ensure_demo_model
-from kvtide.engine.errors import EngineError, EngineFailed
+from kvtide.engine.errors import EngineError, EngineFailed, UnsupportedOption
 from kvtide.engine.serving import Ask, Piece, Served
 from kvtide.engine.settings import DEMO
 from kvtide.kv import ModelFacts
@@ -109,6 +110,9 @@ class VllmEngine:
             try:
                 async for output in self._outputs(ask, params):
                     told(_piece(output, len(ask.tokens) if ask.handed else None))
+            except VLLMClientError as error:
+                # what vLLM says of a request that it can't take, such as a wrong grammar
+                told(UnsupportedOption(ENGINE, "what was asked", str(error)))
             except Exception as error:  # noqa: BLE001 - vLLM's own errors have no root
                 told(EngineFailed(f"{type(error).__name__}: {error}"))
 

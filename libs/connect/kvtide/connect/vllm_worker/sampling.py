@@ -5,6 +5,7 @@
 
 from typing import Any, Final
 
+from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import (
     RequestOutputKind,
     SamplingParams,
@@ -30,6 +31,7 @@ def params_of(ask: Ask, transfer: dict[str, Any] | None = None) -> SamplingParam
     spec = ask.sampling
     if ask.answered:
         _check_goes_on(ask)
+    grammar = _grammar(spec.grammar)
     try:
         return SamplingParams(
             temperature=spec.temperature,
@@ -42,7 +44,7 @@ def params_of(ask: Ask, transfer: dict[str, Any] | None = None) -> SamplingParam
             frequency_penalty=spec.frequency_penalty,
             logit_bias=dict(spec.logit_bias) or None,
             logprobs=spec.logprobs,
-            structured_outputs=_grammar(spec.grammar),
+            structured_outputs=grammar,
             stop_token_ids=list(ask.stop_ids),
             # an answer's ends are all among the stop ids, or it shall have none
             ignore_eos=True,
@@ -52,7 +54,7 @@ def params_of(ask: Ask, transfer: dict[str, Any] | None = None) -> SamplingParam
             output_kind=RequestOutputKind.DELTA,
             extra_args={"kv_transfer_params": transfer} if transfer else None,
         )
-    except ValueError as error:
+    except (VLLMClientError, ValueError) as error:
         raise UnsupportedOption(ENGINE, "sampling", str(error)) from error
 
 
@@ -81,7 +83,7 @@ def logprobs_of(output: Any) -> tuple[TokenLogprobs, ...]:
 def _check_goes_on(ask: Ask) -> None:
     """Refuse what depends on tokens of the answer that vLLM takes for the prompt's."""
     spec = ask.sampling
-    reason = "it can't go on with an answer that another worker began"
+    reason = "it can't go on with an answer that a lost worker began; ask anew"
     if spec.grammar is not None:
         raise UnsupportedOption(ENGINE, "a grammar", reason)
     if spec.presence_penalty or spec.frequency_penalty:

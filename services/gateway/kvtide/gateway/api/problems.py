@@ -112,6 +112,7 @@ _RULES = {
     FailureKind.TENANT_LIMIT: _Rule(429, "rate_limit_error", "rate_limit_exceeded"),
     FailureKind.UNKNOWN_MODEL: _Rule(404, INVALID, "model_not_found"),
     FailureKind.TOO_LARGE: _Rule(400, INVALID, "context_length_exceeded"),
+    FailureKind.UNSUPPORTED: _Rule(400, INVALID, "unsupported_option"),
     FailureKind.QUARANTINED: _Rule(500, SERVER, "request_quarantined"),
     FailureKind.WORKERS_FAILED: _Rule(500, SERVER, "workers_failed"),
     FailureKind.DEADLINE: _Rule(504, SERVER, "deadline_exceeded"),

@@ -118,7 +118,7 @@ class Answer:
             case TokenPage():
                 return self._page(attempt, work, message, now_s)
             case DecodeFailed():
-                return Heard(lost=Loss.failed(f"{message.code}: {message.reason}"))
+                return Heard(lost=Loss.given_up(message))
             case Tokens():
                 return self._tokens(attempt, work, message, now_s)
             case _:

@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Self
 
-from kvtide.bus.messages import RefuseCode, RejectCode, Rejected, WorkRefused
+from kvtide.bus.messages import (
+    DecodeFailed,
+    RefuseCode,
+    RejectCode,
+    Rejected,
+    WorkRefused,
+)
 from kvtide.gateway.life.spec import FailureKind, RequestFailure
 from kvtide.kv import NodeId, NodeRef
 
@@ -26,13 +32,15 @@ class LossKind(Enum):
     """What became of a worker's share.
 
     ``BUSY``: workers are full. ``AWAY``: one can't work just now, or is another one by
-    now. ``FAILED``: it gave up. ``DIED``: it is dead, or as good as dead.
+    now. ``FAILED``: it gave up. ``DIED``: it is dead, or as good as dead. ``UNABLE``: what
+    was asked can't be done by its engine, nor by another one of that kind.
     """
 
     BUSY = auto()
     AWAY = auto()
     FAILED = auto()
     DIED = auto()
+    UNABLE = auto()
 
 
 _REFUSALS = {
@@ -55,6 +63,8 @@ class Loss:
     @classmethod
     def refused(cls, reply: WorkRefused) -> Self:
         """The worker refused: it holds nothing."""
+        if reply.code is RefuseCode.UNSUPPORTED:
+            return cls.unable(reply.reason)
         reason = f"a worker refused: {reply.reason or reply.code}"
         if reply.code in _PASSING:
             failure = RequestFailure(FailureKind.OVERLOADED, reason, DEFAULT_RETRY_MS)
@@ -64,6 +74,19 @@ class Loss:
             failure = RequestFailure(FailureKind.WORKERS_FAILED, reason)
         kind = _REFUSALS.get(reply.code, LossKind.BUSY)
         return cls(kind, failure, holds_nothing=True)
+
+    @classmethod
+    def unable(cls, reason: str) -> Self:
+        """The engine can't do what was asked, and holds nothing."""
+        failure = RequestFailure(FailureKind.UNSUPPORTED, reason)
+        return cls(LossKind.UNABLE, failure, holds_nothing=True)
+
+    @classmethod
+    def given_up(cls, said: DecodeFailed) -> Self:
+        """The worker says that it gave up, and why."""
+        if said.code == RefuseCode.UNSUPPORTED:
+            return cls.unable(said.reason)
+        return cls.failed(f"{said.code}: {said.reason}")
 
     @classmethod
     def failed(cls, reason: str) -> Self:

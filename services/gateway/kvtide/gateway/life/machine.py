@@ -436,6 +436,7 @@ REJECTIONS = frozenset(
         FailureKind.TENANT_LIMIT,
         FailureKind.UNKNOWN_MODEL,
         FailureKind.TOO_LARGE,
+        FailureKind.UNSUPPORTED,
     )
 )
 """Failures that are refusals: no token was promised."""

@@ -40,6 +40,8 @@ class Patience:
 
     def lost(self, loss: Loss, *, ran: bool, now_s: float) -> RequestFailure | None:
         """A placement came to nothing; the answer if it was the last one."""
+        if loss.kind is LossKind.UNABLE:
+            return loss.failure
         limit = self._limits.placements
         self._ran += ran
         self._died += ran and loss.kind is LossKind.DIED

@@ -81,6 +81,7 @@ class FailureKind(StrEnum):
     TENANT_LIMIT = "tenant_limit"
     UNKNOWN_MODEL = "unknown_model"
     TOO_LARGE = "too_large"
+    UNSUPPORTED = "unsupported"
     QUARANTINED = "quarantined"
     WORKERS_FAILED = "workers_failed"
     DEADLINE = "deadline"
