@@ -19,6 +19,8 @@ from tests.e2e.oracle.reference import Oracle
 RESULTS = "CHAOS_RESULTS"
 WARM = 8
 """Answers before a fault, and after it is over."""
+WHY = 300
+"""Characters of what a red round's line says of its error."""
 
 
 @functools.cache
@@ -59,10 +61,9 @@ def disturbed(
     nothing is held for any request anywhere.
     """
     began_s = time.monotonic()
-    written = False
+    one = Round(row, done, Ledger(site, asked, threads))
     try:
-        with Ledger(site, asked, threads) as load:
-            one = Round(row, done, load)
+        with one.load as load:
             load.answered(WARM)
             yield one
             load.answered(WARM)
@@ -71,12 +72,12 @@ def disturbed(
         assert not wrong, wrong
         site.wait_whole()
         one.saw(load.seen())
-        note(row, done, one.times, one.seen, time.monotonic() - began_s, "green")
-        written = True
-    finally:
-        if not written:
-            note(row, done, 1, [], time.monotonic() - began_s, "red")
-            site.undo()
+    except BaseException as error:
+        why = [repr(error)[:WHY], one.load.seen()]
+        note(row, done, max(1, one.times), why, time.monotonic() - began_s, "red")
+        site.undo()
+        raise
+    note(row, done, one.times, one.seen, time.monotonic() - began_s, "green")
 
 
 def note(
