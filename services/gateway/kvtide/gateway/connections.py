@@ -1,7 +1,6 @@
 """Limits on HTTP connections: how many there are, and how slow one may be."""
 
 import asyncio
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import ClassVar, cast
 
@@ -10,26 +9,12 @@ import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kvtide.gateway.api.problems import ApiError, of_gateway
+from kvtide.gateway.connection_limits import ConnectionLimits
 from kvtide.gateway.errors import UnavailableError
 
 RETRY_AFTER_MS = 1000.0
 
 log = structlog.get_logger("kvtide.gateway.connections")
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """``connections`` at a time; more are answered with 503 and closed at once.
-
-    One whose client takes not a byte of what waits for it, for ``stall_s`` to twice
-    that, is cut: its request then ends like that of any client that left. So is one
-    whose request's head is not there ``head_s`` after its first byte, or after the
-    connection was made.
-    """
-
-    connections: int
-    stall_s: float
-    head_s: float = 15.0
 
 
 class _LimitedProtocol(H11Protocol):

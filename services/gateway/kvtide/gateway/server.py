@@ -9,7 +9,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from kvtide.gateway.access.tls import TlsFiles
-from kvtide.gateway.connections import ConnectionLimits, limited_protocol
+from kvtide.gateway.connection_limits import ConnectionLimits
+from kvtide.gateway.connections import limited_protocol
 from kvtide.runtime import ConfigError
 
 KEEP_ALIVE_S = 75

@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import Field
 
 from kvtide.gateway.access.auth_mode import AuthMode
-from kvtide.gateway.connections import ConnectionLimits
+from kvtide.gateway.connection_limits import ConnectionLimits
 from kvtide.gateway.life import LifeLimits
 from kvtide.runtime.settings import RoleSettings
 
