@@ -11,6 +11,7 @@ import structlog
 from kvtide.bus.beater import Beater
 from kvtide.bus.blobs import BlobShelf, fetch
 from kvtide.bus.codec import BlobRef, Codec, DropReason, Opened
+from kvtide.bus.complaints import Complaints
 from kvtide.bus.delivery import Arrived, Delivery
 from kvtide.bus.errors import (
     BusClosed,
@@ -83,6 +84,7 @@ class LinkedBus:
         self._asked = 0
         self._fence: Fence | None = None
         self._foreign: set[str] = set()
+        self._complaints = Complaints()
         self._closed = False
 
     @property
@@ -351,13 +353,16 @@ class LinkedBus:
                 return
             if len(self._foreign) < self._limits.shelf_count:
                 self._foreign.add(error.node)
-        log.warning(
-            "message dropped",
-            reason=str(error.reason),
-            sender=error.node,
-            subject=subject,
-            error=str(error),
-        )
+        unsaid = self._complaints.of(error.reason, self._clock.monotonic())
+        if unsaid is not None:
+            log.warning(
+                "message dropped",
+                reason=str(error.reason),
+                sender=error.node,
+                subject=subject,
+                error=str(error),
+                unsaid=unsaid,
+            )
 
     def _drop(self, reason: str, count: int = 1) -> None:
         self._metrics.dropped.labels(str(reason)).inc(count)
