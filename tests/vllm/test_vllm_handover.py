@@ -9,7 +9,7 @@ from tests.vllm.vllm_prompts import APART, SHORT
 
 pytestmark = [
     pytest.mark.full,
-    pytest.mark.timeout(1500),
+    pytest.mark.timeout(3600),
     pytest.mark.skipif(not PYTHON, reason="make test-vllm names vLLM's Python"),
 ]
 

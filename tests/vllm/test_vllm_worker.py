@@ -4,7 +4,7 @@ import json
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,16 +18,22 @@ from tests.integration.cluster import Cluster, RoleProcess, wait_for
 from tests.vllm.vllm_engine import PYTHON, vllm_environment
 from tokenizers import Tokenizer
 
+from kvtide.cli.explanations import Explanation, find_explanation
+from kvtide.runtime.settings import RoleSettings
+
 pytestmark = [
     pytest.mark.full,
-    pytest.mark.timeout(1500),
+    pytest.mark.timeout(3600),
     pytest.mark.skipif(not PYTHON, reason="make test-vllm names vLLM's Python"),
 ]
 
-START_LIMIT_S = 480.0
+START_LIMIT_S = 900.0
 OPTIONS = {"max_model_len": 4096, "enforce_eager": True, "max_num_seqs": 4}
 LENGTHS = (20, 128, 300, 700)
 NEW_TOKENS = 24
+LONG_TOKENS = 60
+REUSED_TOKENS = 512
+ASKS = 8
 
 
 class VllmWorker(RoleProcess):
@@ -41,11 +47,12 @@ class VllmWorker(RoleProcess):
 
 @dataclass(frozen=True)
 class Served:
-    """One answer of the gateway."""
+    """One answer of the gateway. ``request`` is its name in the cluster."""
 
     ids: list[int]
     finish: str
     cached: int
+    request: str
 
 
 @contextmanager
@@ -86,6 +93,8 @@ def start_worker(cluster: Cluster, number: int, model: Path, roles: str) -> None
             "model": str(model),
             "threads": 2,
             "handover_wait_s": 20.0,
+            "load_timeout_s": 20.0,
+            "save_timeout_s": 10.0,
             "vllm_options": json.dumps(OPTIONS),
         },
         cluster.folder / f"{name}.log",
@@ -110,8 +119,9 @@ def post(cluster: Cluster, body: Mapping[str, object]) -> dict[str, Any]:
         {"content-type": "application/json"},
     )
     try:
-        with urllib.request.urlopen(asked, timeout=240) as answer:  # noqa: S310 - as above
-            return json.loads(answer.read())
+        with urllib.request.urlopen(asked, timeout=600) as answer:  # noqa: S310 - as above
+            name = answer.headers.get("x-request-id", "")
+            return {"request": name, **json.loads(answer.read())}
     except urllib.error.HTTPError as error:
         return {"status": error.code, **json.loads(error.read())}
 
@@ -129,7 +139,15 @@ def ask(cluster: Cluster, prompt: Sequence[int], **more: object) -> Served:
     choice: dict[str, Any] = answer["choices"][0]
     details: dict[str, int] = answer["usage"].get("prompt_tokens_details") or {}
     cached = details.get("cached_tokens", 0)
-    return Served(choice["token_ids"], choice["finish_reason"], cached)
+    return Served(
+        choice["token_ids"], choice["finish_reason"], cached, answer["request"]
+    )
+
+
+async def why(cluster: Cluster, request: str) -> Explanation:
+    """What the conductor said of a request."""
+    settings = RoleSettings(nats=cluster.nats.url, state_dir=cluster.state_dir)
+    return await find_explanation(settings, request)
 
 
 @pytest.fixture(scope="module")
@@ -161,38 +179,103 @@ def judge(cluster: Cluster, oracle: Oracle, prompts: list[list[int]]) -> list[Se
     return served
 
 
-def test_vllm_is_a_worker_of_both_roles(
+async def test_vllm_is_a_worker_of_both_roles(
     tmp_path: Path, model: Path, oracle: Oracle, prompts: list[list[int]]
 ) -> None:
     with serving(tmp_path, model, ["prefill,decode"]) as cluster:
         judge(cluster, oracle, prompts)
-        again = ask(cluster, prompts[-1])
-        assert oracle.check(prompts[-1], again.ids).right
-        assert again.cached >= 512
+        await counted_on(cluster, oracle, prompts[-1], ("vllm-0", "vllm-0"))
         drawn = ask(cluster, prompts[0], temperature=0.8, seed=7, logprobs=2)
         assert drawn.ids == ask(cluster, prompts[0], temperature=0.8, seed=7).ids
-        refused = post(
-            cluster,
-            {
-                "prompt": prompts[0],
-                "structured_outputs": {"grammar": 'start: "yes" | "no"'},
-            },
-        )
-        assert refused["status"] == 400
-        assert refused["error"]["code"] == "unsupported_option"
-        assert "JSON schema" in refused["error"]["message"]
+        refusals(cluster, prompts[0])
         hang_up(cluster, prompts[1])
         nothing_runs(cluster, "vllm-0")
 
 
-def test_one_vllm_prefills_for_another(
+async def counted_on(
+    cluster: Cluster, oracle: Oracle, prompt: list[int], pair: tuple[str, str]
+) -> None:
+    """The conductor knows what vLLM has saved, and vLLM reuses it.
+
+    Asked again, since a busy machine may have dropped a save.
+    """
+    seen: list[tuple[int, int]] = []
+    while len(seen) < ASKS:
+        again = ask(cluster, prompt)
+        assert oracle.check(prompt, again.ids).right
+        best = (await why(cluster, again.request)).candidates[0]
+        assert (best.prefill, best.decode) == pair
+        seen.append((again.cached, best.hit_tokens))
+        if min(seen[-1]) >= REUSED_TOKENS:
+            return
+    raise AssertionError(f"tokens reused, and counted on: {seen}")
+
+
+def refusals(cluster: Cluster, prompt: list[int]) -> None:
+    """What vLLM can't do is said with what to do, and nothing is lost by it."""
+    lark = {"grammar": 'start: "yes" | "no"'}
+    refused = post(cluster, {"prompt": prompt, "structured_outputs": lark})
+    assert refused["status"] == 400, refused
+    assert refused["error"]["code"] == "unsupported_option"
+    assert "JSON schema" in refused["error"]["message"]
+    held = ask(cluster, prompt, structured_outputs={"regex": "(yes|no)"})
+    assert held.ids
+
+
+async def test_one_vllm_prefills_for_another(
     tmp_path: Path, model: Path, oracle: Oracle, prompts: list[list[int]]
 ) -> None:
     with serving(tmp_path, model, ["prefill", "decode"]) as cluster:
         judge(cluster, oracle, prompts)
         made = cluster["vllm-0"].metrics()
-        assert made['kvtide_prefill_ended_total{outcome="done"}'] == len(prompts)
+        assert made['kvtide_prefill_ended_total{outcome="done"}'] >= len(prompts)
+        await counted_on(cluster, oracle, prompts[-1], ("vllm-0", "vllm-1"))
+        for fault in (lose_store, lose_conductor, lose_nats):
+            outlives(cluster, oracle, prompts[1], fault)
         nothing_runs(cluster, "vllm-1")
+
+
+def outlives(
+    cluster: Cluster,
+    oracle: Oracle,
+    prompt: list[int],
+    fault: Callable[[Cluster], None],
+) -> None:
+    """An answer under way, and one that comes after it, are right all the same."""
+    more = {"max_tokens": LONG_TOKENS, "ignore_eos": True}
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(ask, cluster, prompt, **more)
+        wait_for(lambda: running.done() or runs(cluster, "vllm-1"), "it decodes", 120.0)
+        fault(cluster)
+        assert oracle.check(prompt, running.result().ids).right
+    other = prompt[: len(prompt) // 2]
+    answers: list[Served] = []
+
+    def answered() -> bool:
+        """Members may yet have to find each other again."""
+        body = {"prompt": other, "max_tokens": NEW_TOKENS, "temperature": 0}
+        if "choices" in post(cluster, body):
+            answers.append(ask(cluster, other))
+        return bool(answers)
+
+    wait_for(answered, f"answers come after {fault.__name__}", 600.0)
+    assert oracle.check(other, answers[0].ids).right
+
+
+def lose_store(cluster: Cluster) -> None:
+    """The pool is gone, and stays away."""
+    cluster.kill("store-0")
+    del cluster.processes["store-0"]
+
+
+def lose_conductor(cluster: Cluster) -> None:
+    cluster.kill("conductor-0")
+    cluster.restart("conductor-0")
+
+
+def lose_nats(cluster: Cluster) -> None:
+    cluster.nats.kill()
+    cluster.nats.start()
 
 
 def hang_up(cluster: Cluster, prompt: Sequence[int]) -> None:
@@ -210,14 +293,19 @@ def hang_up(cluster: Cluster, prompt: Sequence[int]) -> None:
         ).encode(),
         {"content-type": "application/json"},
     )
-    with urllib.request.urlopen(asked, timeout=240) as answer:  # noqa: S310 - as above
+    with urllib.request.urlopen(asked, timeout=600) as answer:  # noqa: S310 - as above
         assert answer.readline()
 
 
-def nothing_runs(cluster: Cluster, name: str) -> None:
-    def idle() -> bool:
+def runs(cluster: Cluster, name: str) -> bool:
+    """Whether a request is there, or may be: a busy process answers late."""
+    try:
         now = cluster[name].metrics()
-        loads = ("running", "waiting")
-        return not any(now[f'kvtide_decode_load{{what="{one}"}}'] for one in loads)
+    except OSError:
+        return True
+    loads = ("running", "waiting")
+    return any(now[f'kvtide_decode_load{{what="{one}"}}'] for one in loads)
 
-    wait_for(idle, "nothing runs at vLLM any more", 60.0)
+
+def nothing_runs(cluster: Cluster, name: str) -> None:
+    wait_for(lambda: not runs(cluster, name), "nothing runs at vLLM any more", 60.0)

@@ -90,6 +90,7 @@ class VllmServer:
         command += ["--enforce-eager", "--enable-prompt-tokens-details"]
         own = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
         own |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        own |= {"HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         with log.open("ab") as out:
             self._process = subprocess.Popen(  # noqa: S603 - our own arguments
                 command,

@@ -12,13 +12,14 @@ from kvtide.bus import load_secret
 from kvtide.connect.counts import ClientCounts, Counter
 from kvtide.connect.index import BlockIndex
 from kvtide.connect.membership import Away, Membership
+from kvtide.connect.prefix_plan import Claim
 from kvtide.connect.rest import Rest
 from kvtide.connect.session import Session
 from kvtide.connect.settings import ConnectSettings
 from kvtide.connect.shape import BlockShape
 from kvtide.connect.space import EngineSpace, ForeignSpace
 from kvtide.connect.staging import Staging
-from kvtide.kv import BlockKey, TenantId
+from kvtide.kv import BlockKey, KeySpace, ModelFacts, SpaceId, TenantId
 from kvtide.pool import MissReason, PutClosed, ReadOutcome
 from kvtide.pool.put import Put
 from kvtide.runtime import Clock, SystemClock
@@ -120,6 +121,11 @@ class EngineClient:
         return ForeignSpace(
             self._secret, engine, shape, owner, salt=salt, adapter=adapter
         )
+
+    def gateway_keys(self, facts: ModelFacts, claim: Claim) -> KeySpace:
+        """The keys that gateways derive for this model's requests of a claim."""
+        tenant = TenantId(claim.tenant or self._settings.tenant)
+        return KeySpace(self._secret, SpaceId(tenant, facts, claim.salt))
 
     # ---- looking up
 

@@ -29,6 +29,12 @@ class ConnectSettings(RoleSettings):
         default="",
         description="digest of the model's content; empty: made from its files",
     )
+    keys_of: Literal["engine", "gateway"] = Field(
+        default="engine",
+        description="what blocks are known by: the engine's own hashes, or the keys that "
+        "gateways derive, which conductors place by (vLLM; engines share blocks with "
+        "those that say the same)",
+    )
     mode: Literal["both", "load", "save"] = Field(
         default="both", description="load blocks, save them, or both"
     )

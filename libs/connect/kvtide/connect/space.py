@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvtide.connect.gateway_keys import key_in
 from kvtide.connect.shape import BlockShape
 from kvtide.kv import (
     BlockKey,
@@ -33,12 +34,14 @@ class EngineSpace:
         numerics: canonical text of what else changes the bytes: dtypes, quantisation,
             attention backend, the order of bytes in a page, tokens in a block.
         place: rank coordinates and cache group, such as ``tp0/2 pp0/1 group0``.
+        adopts: names that carry a key (``gateway_keys``) are that key: at one place only.
     """
 
     engine: str
     model: str
     numerics: str
     place: str = ""
+    adopts: bool = False
 
 
 class ForeignSpace:
@@ -71,6 +74,7 @@ class ForeignSpace:
             block_tokens=layout.block_tokens,
         )
         self._keys = KeySpace(secret, SpaceId(tenant, facts, salt, adapter))
+        self._adopts = engine.adopts
         self.shape = shape
 
     @property
@@ -88,6 +92,9 @@ class ForeignSpace:
 
         ``name`` must commit to all tokens up to the block's end: it is not chained here.
         """
+        given = key_in(name) if self._adopts else None
+        if given is not None:
+            return given
         padded = len(name).to_bytes(_WORD, "little") + name
         words = array("I")
         words.frombytes(padded.ljust(-(-len(padded) // _WORD) * _WORD, b"\0"))

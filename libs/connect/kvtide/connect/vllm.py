@@ -41,6 +41,8 @@ from kvtide.connect.vllm_facts import (
     check_config,
     engine_spaces,
     geometry,
+    model_digest,
+    served_facts,
     shapes,
 )
 from kvtide.connect.vllm_handover import (
@@ -52,6 +54,7 @@ from kvtide.connect.vllm_handover import (
     prompt_of,
 )
 from kvtide.connect.vllm_metrics import KvtidePromMetrics, KvtideStats
+from kvtide.connect.vllm_names import RequestNames
 from kvtide.runtime import ConfigError, SystemClock
 
 log = structlog.get_logger("kvtide.connect")
@@ -113,6 +116,11 @@ class _Scheduling:
         self._clock = SystemClock()
         self._plan = PrefixPlan(self.shared.geometry, saves=self.shared.saves)
         self._asked: dict[str, _Asked] = {}
+        settings, facts = self.shared.settings, None
+        if settings.keys_of == "gateway":
+            facts = served_facts(config, vllm_version, model_digest(config, settings))
+        client = self.shared.client
+        self._names = RequestNames(self.shared.geometry, facts, client.gateway_keys)
         self._waits = Waits(self.shared.settings.handover_wait_s)
         self._claims = Claims()
         # a draft's tokens may be taken back: save what the next step confirms
@@ -127,6 +135,7 @@ class _Scheduling:
         if claim is None:
             return 0
         geometry, name = self.shared.geometry, request.request_id
+        hashes = self._names.of(request, claim)
 
         def hits(group: int, names: Any) -> int:
             count = len(names)
@@ -139,7 +148,6 @@ class _Scheduling:
         self._asked[name] = _Asked(computed)
         prompt = self._offered(request)
         if prompt is not None and computed < prompt.tokens:
-            hashes = request.block_hashes
             found = geometry.prompt_tokens(hashes, prompt, computed, hits)
             if found:
                 self._asked[name].prompt = prompt
@@ -148,7 +156,7 @@ class _Scheduling:
             if joined and self._waits.may_wait(name, self._clock.monotonic()):
                 return None
         limit = request.num_tokens - 1
-        return geometry.hit_tokens(request.block_hashes, computed, limit, hits)
+        return geometry.hit_tokens(hashes, computed, limit, hits)
 
     def _offered(self, request: Any) -> Prompt | None:
         """The prompt that a prefill instance has left, if it is this one."""
@@ -174,7 +182,7 @@ class _Scheduling:
             self._plan.allocated(
                 request.request_id,
                 claim,
-                request.block_hashes,
+                self._names.of(request, claim),
                 blocks.get_block_ids(),
                 (start, start + external),
                 loaded=asked.prompt if external else None,
@@ -222,6 +230,7 @@ class _Scheduling:
 
     def _forget(self, request: str) -> None:
         self._plan.finished(request)
+        self._names.forget(request)
         self._waits.ended(request)
         self._asked.pop(request, None)
 

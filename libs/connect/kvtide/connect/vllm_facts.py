@@ -12,11 +12,14 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
+
 from kvtide.connect.model_digest import folder_digest
 from kvtide.connect.prefix_plan import Claim, Geometry, Group
 from kvtide.connect.settings import ConnectSettings
-from kvtide.connect.shape import BlockShape
+from kvtide.connect.shape import FOREIGN_LAYOUT, BlockShape
 from kvtide.connect.space import EngineSpace
+from kvtide.kv import ModelFacts
 from kvtide.runtime import ConfigError
 
 MAX_ADAPTERS = 1024
@@ -95,7 +98,7 @@ def engine_spaces(
     Raises:
         ConfigError: the model's files can't be found or read.
     """
-    digest = settings.model_digest or _model_digest(config, settings)
+    digest = model_digest(config, settings)
     size = config.parallel_config.tensor_parallel_size
     return tuple(
         EngineSpace(
@@ -103,6 +106,7 @@ def engine_spaces(
             model=digest,
             numerics=_numerics(config, cache_config, group),
             place=f"tp{rank}/{size} group{number}",
+            adopts=rank == 0 and number == 0,
         )
         for number, group in enumerate(cache_config.kv_cache_groups)
     )
@@ -142,7 +146,14 @@ class Claims:
         return digest
 
 
-def _model_digest(config: Any, settings: ConnectSettings) -> str:
+def model_digest(config: Any, settings: ConnectSettings) -> str:
+    """The digest of the model's content.
+
+    Raises:
+        ConfigError: none is given, and the files can't be found or read.
+    """
+    if settings.model_digest:
+        return settings.model_digest
     folder = Path(config.model_config.model)
     if not folder.exists():
         raise ConfigError(
@@ -151,6 +162,56 @@ def _model_digest(config: Any, settings: ConnectSettings) -> str:
             key="model_digest",
         )
     return folder_digest(folder, settings.state_dir / "digests")
+
+
+def served_facts(config: Any, version: str, digest: str) -> ModelFacts:
+    """What a worker on this vLLM announces, and what gateways make keys from.
+
+    The worker and the connector inside its engine make it apart, from one configuration.
+    """
+    cache, about, parallel = (
+        config.cache_config,
+        config.model_config,
+        config.parallel_config,
+    )
+    more = {
+        "quantization": about.quantization,
+        "config": about.hf_config.to_dict(),
+        "ranks": parallel.tensor_parallel_size,
+        "device": config.device_config.device_type,
+        "machine": platform.machine(),
+    }
+    rest = blake3(json.dumps(more, sort_keys=True, default=str).encode()).hexdigest()
+    said = f"{version}/{about.dtype}/{cache.cache_dtype}/{rest[:32]}"
+    return ModelFacts(
+        name=Path(about.model).resolve().name,
+        digest=digest,
+        layers=int(about.get_num_layers(parallel)),
+        kv_heads=int(about.get_total_num_kv_heads()),
+        head_dim=int(about.get_head_size()),
+        kv_dtype=str(about.dtype).removeprefix("torch."),
+        vocab_size=int(about.get_vocab_size()),
+        max_tokens=int(about.max_model_len),
+        eos_token_ids=_ends(about),
+        numerics=f"foreign/vllm {said}",
+        layout_version=FOREIGN_LAYOUT,
+        block_tokens=int(cache.block_size),
+    )
+
+
+def _ends(about: Any) -> tuple[int, ...]:
+    """The ids that end an answer, by the model's own generation settings."""
+    found: set[int] = set()
+    generation = about.try_get_generation_config() or {}
+    for source in (
+        generation.get("eos_token_id"),
+        getattr(about.hf_text_config, "eos_token_id", None),
+    ):
+        if isinstance(source, int):
+            found.add(source)
+        elif isinstance(source, list):
+            found.update(map(int, source))
+    return tuple(sorted(found))
 
 
 def _numerics(config: Any, cache_config: Any, group: Any) -> str:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from kvtide.bus import Hop, Node
 from kvtide.engine.errors import EngineError
 from kvtide.engine.serving import RequestEngine, Served
-from kvtide.kv import ModelFacts, Role
+from kvtide.kv import ModelFacts, NodeRef, Role
 from kvtide.pool import PoolClient
 from kvtide.worker.metrics import WorkerMetrics
 from kvtide.worker.role_service import IdleMachine, RoleService
@@ -47,6 +47,10 @@ class RequestService(RoleService[E, C]):
         """Nothing runs before ``start``."""
         super().__init__(chassis, role, hops, machine, metrics, drain_s=drain_s)
         self._engine = chassis.engine
+
+    def _store(self) -> NodeRef | None:
+        # such an engine computes what it can't load: it serves on without a store
+        return self._node.ref
 
     @abstractmethod
     def _loaded(self, served: Served) -> E:

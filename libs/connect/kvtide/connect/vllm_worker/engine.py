@@ -20,15 +20,13 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.version import __version__ as vllm_version
 
 from kvtide.connect.model_digest import folder_digest
-from kvtide.connect.shape import FOREIGN_LAYOUT
-from kvtide.connect.vllm_facts import SALTED
+from kvtide.connect.vllm_facts import SALTED, served_facts
 from kvtide.connect.vllm_worker.sampling import ENGINE, logprobs_of, params_of
 from kvtide.connect.vllm_worker.settings import VllmSettings
 from kvtide.engine.demo import ensure_demo_model
 from kvtide.engine.errors import EngineError, EngineFailed, UnsupportedOption
 from kvtide.engine.serving import Ask, Piece, Served
 from kvtide.engine.settings import DEMO
-from kvtide.kv import ModelFacts
 
 LOOK_S: Final = 0.5
 END_LIMIT_S: Final = 20.0
@@ -215,27 +213,12 @@ class VllmEngine:
         self._loaded.set_result(self._served(llm.vllm_config, model))
 
     def _served(self, config: Any, model: str) -> Served:
-        cache, about = config.cache_config, config.model_config
-        folder = Path(model)
         digest = folder_digest(
-            folder, self._settings.state_dir.expanduser() / "digests"
+            Path(model), self._settings.state_dir.expanduser() / "digests"
         )
-        facts = ModelFacts(
-            name=folder.resolve().name,
-            digest=digest,
-            layers=int(about.get_num_layers(config.parallel_config)),
-            kv_heads=int(about.get_total_num_kv_heads()),
-            head_dim=int(about.get_head_size()),
-            kv_dtype=str(about.dtype).removeprefix("torch."),
-            vocab_size=int(about.get_vocab_size()),
-            max_tokens=int(about.max_model_len),
-            eos_token_ids=_ends(about),
-            numerics=f"foreign/vllm {vllm_version}/{about.dtype}/{cache.cache_dtype}",
-            layout_version=FOREIGN_LAYOUT,
-            block_tokens=int(cache.block_size),
-        )
-        blocks = int(cache.num_gpu_blocks or 0)
-        return Served(facts, blocks * int(cache.block_size))
+        facts = served_facts(config, vllm_version, digest)
+        blocks = int(config.cache_config.num_gpu_blocks or 0)
+        return Served(facts, blocks * facts.block_tokens)
 
 
 def _piece(output: Any, handed_tokens: int | None) -> Piece:
@@ -248,18 +231,3 @@ def _piece(output: Any, handed_tokens: int | None) -> Piece:
         cached_tokens=cached if handed_tokens is None else handed_tokens,
         ended=bool(output.finished),
     )
-
-
-def _ends(about: Any) -> tuple[int, ...]:
-    """The ids that end an answer, by the model's own generation settings."""
-    found: set[int] = set()
-    generation = about.try_get_generation_config() or {}
-    for source in (
-        generation.get("eos_token_id"),
-        getattr(about.hf_text_config, "eos_token_id", None),
-    ):
-        if isinstance(source, int):
-            found.add(source)
-        elif isinstance(source, list):
-            found.update(map(int, source))
-    return tuple(sorted(found))

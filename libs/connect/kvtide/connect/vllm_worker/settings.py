@@ -14,6 +14,7 @@ from kvtide.runtime.settings import RoleSettings
 OURS = ("model", "dtype", "kv_transfer_config", "enable_prefix_caching")
 """Options of vLLM's that the worker sets itself."""
 
+_OF_THE_CONNECTOR = ("load_timeout_s", "save_timeout_s", "handover_wait_s", "lease_s")
 _OF_THE_WORKER = ("node", "listen", "advertise", "http_port", "transfer_port")
 
 
@@ -30,6 +31,17 @@ class VllmSettings(WorkerSettings):
         ge=1,
         le=65_536,
         description="requests that vLLM may have at a time, waiting ones included",
+    )
+    load_timeout_s: float = Field(
+        default=1.0,
+        gt=0,
+        description="longest time that a request waits for its blocks; what is not there "
+        "is computed",
+    )
+    save_timeout_s: float = Field(
+        default=0.25,
+        gt=0,
+        description="longest time that a step is held up to hand blocks over",
     )
     handover_wait_s: float = Field(
         default=2.0,
@@ -72,7 +84,8 @@ class VllmSettings(WorkerSettings):
         shared = set(RoleSettings.model_fields) - set(_OF_THE_WORKER)
         own = self.model_dump(mode="json", include=shared)
         given = {name: value for name, value in own.items() if value is not None}
-        given |= {"lease_s": self.lease_s, "handover_wait_s": self.handover_wait_s}
+        given["keys_of"] = "gateway"
+        given |= {name: getattr(self, name) for name in _OF_THE_CONNECTOR}
         return {
             name: given[name] for name in given if name in ConnectSettings.model_fields
         }
