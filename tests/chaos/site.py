@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -42,6 +43,7 @@ TRANSFER_HOST = "127.0.1.1"
 TWIN_PORTS = range(20_000, 32_000)
 FAILING_FS = Path(__file__).parents[1] / "integration" / "failing_fs.py"
 READY_LIMIT_S = 150.0
+STATUS_LIMIT_S = 30.0
 ROLES = ("store", "conductor", "prefill", "decode", "gateway")
 
 
@@ -230,14 +232,21 @@ class ChaosSite(Site):
 
     @override
     def status(self) -> dict[str, Any]:
-        """As the command says it, without a process of its own for each question."""
+        """As the command says it, without a process of its own for each question.
+
+        While the machine is busy or a conductor wakes, none may answer in time: it is
+        asked again for a while.
+        """
         settings = RoleSettings(
             nats=self.cluster.nats.url, state_dir=self.cluster.state_dir
         )
-        try:
-            return asyncio.run(asked_status(settings))
-        except (NoConductorError, NoNatsError) as error:
-            raise AssertionError(str(error)) from error
+        deadline_s = time.monotonic() + STATUS_LIMIT_S
+        while True:
+            try:
+                return asyncio.run(asked_status(settings))
+            except (NoConductorError, NoNatsError) as error:
+                if time.monotonic() > deadline_s:
+                    raise AssertionError(str(error)) from error
 
     @override
     def fetch(self, url: str) -> str:

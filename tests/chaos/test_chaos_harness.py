@@ -62,6 +62,15 @@ def test_the_judge_lets_pass_what_is_right() -> None:
     assert judge(good, allowed, no_oracle) == []
 
 
+def test_nobody_at_a_port_is_no_broken_answer() -> None:
+    alone = entry((), broken="refused", unreached=True, done=0)
+    cut = entry(ANSWER[:4], broken="reset", done=0)
+    allowed = Allowed(unreached=True)
+    assert judge([alone], allowed, no_oracle) == []
+    assert judge([cut], allowed, no_oracle) != []
+    assert judge([alone], Allowed(), no_oracle) != []
+
+
 def life(figure: Callable[[int], float]) -> Iterator[Sample]:
     for at in range(60):
         yield Sample(at * 5.0, "store-0", 1, figure(at), 20, 8, 30)

@@ -91,7 +91,7 @@ def test_a_whole_host_stops(site: ChaosSite, asked: Sequence[Question]) -> None:
         site.go_on(*names)
         wait_for(
             lambda: all(site.epochs().get(name, 0) > lives[name] for name in names),
-            60,
+            120,
             "each begins a new life",
         )
         it.saw("each woke with a new epoch")

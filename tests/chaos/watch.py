@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Self
 
@@ -48,7 +49,7 @@ def sampled(process: RoleProcess, at_s: float) -> Sample | None:
         return None
     try:
         tasks = process.metrics().get("kvtide_tasks")
-    except OSError:  # stopped, or not there yet
+    except (OSError, HTTPException):  # stopped, not there yet, or killed meanwhile
         tasks = None
     rss_mib = round(pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20), 1)
     told = None if tasks is None else int(tasks)
