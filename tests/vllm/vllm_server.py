@@ -123,7 +123,8 @@ def vllm_servers(model: Path, count: int, folder: Path) -> Generator[list[VllmSe
         for number in range(count):
             log = folder / f"server-{number}.log"
             servers.append(VllmServer(model, free_ports(), log))
-            servers[-1].wait_ready()
+        for server in servers:
+            server.wait_ready()
         yield servers
     finally:
         for server in servers:
