@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.chaos.rounds import disturbed
-from tests.chaos.site import ChaosSite
+from tests.chaos.site import READY_LIMIT_S, ChaosSite
 from tests.e2e.fault_rounds import Question
 from tests.e2e.system import wait_for
 
@@ -40,9 +40,12 @@ def test_a_worker_of_another_version_is_refused_loudly(
                 stdout=out,
                 stderr=out,
                 cwd=Path(__file__).parents[2],
+                start_new_session=True,  # as the others: a share of the processor
             )
         try:
-            wait_for(lambda: SAID in log.read_text(), 90, "it says what is wrong")
+            wait_for(
+                lambda: SAID in log.read_text(), READY_LIMIT_S, "it says what is wrong"
+            )
             wait_for(
                 lambda: any(
                     SAID in site.cluster[n].log.read_text() for n in site.names
