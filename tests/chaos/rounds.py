@@ -72,9 +72,11 @@ def disturbed(
         assert not wrong, wrong
         site.wait_whole()
         one.saw(load.seen())
+    except KeyboardInterrupt:  # says nothing of the round
+        raise
     except BaseException as error:
         why = [repr(error)[:WHY], one.load.seen()]
-        note(row, done, max(1, one.times), why, time.monotonic() - began_s, "red")
+        note(row, done, one.times, why, time.monotonic() - began_s, "red")
         site.undo()
         raise
     note(row, done, one.times, one.seen, time.monotonic() - began_s, "green")
