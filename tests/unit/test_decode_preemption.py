@@ -128,6 +128,7 @@ def test_however_memory_runs_out_each_answer_is_whole(
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)
 @settings(max_examples=600, deadline=None)
 @given(REQUESTS, PAGES, CHOICES)
 def test_however_memory_runs_out_each_answer_is_whole_at_length(
