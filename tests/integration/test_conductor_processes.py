@@ -5,8 +5,9 @@ import contextlib
 import signal
 from pathlib import Path
 
+import httpx
 import pytest
-from tests.integration.conductor_site import conductors, settled
+from tests.integration.conductor_site import Conductors, conductors, settled
 from tests.integration.conductor_stand_ins import (
     PretendedStore,
     node_on,
@@ -25,6 +26,14 @@ from kvtide.bus.messages import (
 )
 from kvtide.catalog import Catalog, CatalogError, DecisionRow, RequestRow
 from kvtide.kv import NodeId, RequestId, Role
+
+
+async def scaling(cluster: Conductors, name: str) -> dict[str, dict[str, float]]:
+    """What a conductor advises an autoscaler."""
+    member = cluster.us.roster.get(NodeId(name))
+    assert member is not None
+    async with httpx.AsyncClient(trust_env=False) as http:
+        return (await http.get(f"{member.beat.http}/scaling", timeout=20)).json()
 
 
 @pytest.mark.timeout(240)
@@ -50,6 +59,12 @@ async def test_a_killed_conductor_leaves_one_that_knows_the_same(
                 views = {view.beat.node.node: view.blocks for view in status.nodes}
                 assert views[NodeId("s1")] == 3009
                 assert {"p1", "p2", "d1", "d2", "c1", "c2", "g1"} <= set(views)
+                advised = await scaling(cluster, name)
+                assert {role: each["workers"] for role, each in advised.items()} == {
+                    "prefill": 2,
+                    "decode": 2,
+                }
+                assert all(each["wanted"] >= 1 for each in advised.values())
 
             first = await cluster.placed("c1", admit("r1"))
             assert [copy.key for copy in first.reuse] == list(keys(9))

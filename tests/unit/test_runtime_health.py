@@ -37,7 +37,10 @@ def role() -> Role:
 def server(role: Role) -> Iterator[HealthServer]:
     registry = new_registry(role="store", node="store-reef-01")
     with HealthServer(
-        registry=registry, readiness=role.ready, alive=lambda: role.alive
+        registry=registry,
+        readiness=role.ready,
+        alive=lambda: role.alive,
+        pages={"/waves": lambda: {"high": 3}},
     ) as server:
         yield server
 
@@ -100,6 +103,13 @@ def test_metrics_carry_the_build(server: HealthServer) -> None:
     assert status == 200
     assert 'kvtide_build_info{node="store-reef-01"' in body
     assert "process_resident_memory_bytes" in body
+
+
+def test_pages_of_its_own_are_json(server: HealthServer) -> None:
+    assert get(server, "/waves?now") == (200, '{"high": 3}\n')
+    status, body = get(server, "/")
+    assert status == 404
+    assert "/waves" in body
 
 
 def test_other_paths_and_methods_are_refused(server: HealthServer) -> None:

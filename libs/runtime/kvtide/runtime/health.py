@@ -1,4 +1,4 @@
-"""/livez, /readyz and /metrics of a role that has no HTTP door of its own.
+"""/livez, /readyz, /metrics and more of a role that has no HTTP door of its own.
 
 Runs in threads of its own, so that it answers while the event loop is busy or hung.
 """
@@ -59,7 +59,8 @@ class HealthServer:
     At most ``MAX_CONNECTIONS`` at a time, ``MAX_REQUEST_BYTES`` and
     ``REQUEST_TIMEOUT_S`` for a whole request; more connections are told 503. Callables
     are called in this server's threads: they must be thread-safe and quick. One that
-    raises is a 500 of that request only. ``close`` frees the port.
+    raises is a 500 of that request only. ``pages`` are paths and what is answered there,
+    which must be such as JSON can say. ``close`` frees the port.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class HealthServer:
         registry: CollectorRegistry,
         readiness: Callable[[], Readiness],
         alive: Callable[[], bool] | None = None,
+        pages: Mapping[str, Callable[[], object]] | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         clock: Clock | None = None,
@@ -76,6 +78,7 @@ class HealthServer:
         self._registry = registry
         self._readiness = readiness
         self._alive = alive
+        self._pages = dict(pages or {})
         self._host = host
         self._port = port
         self._clock = clock or SystemClock()
@@ -220,7 +223,11 @@ class HealthServer:
         if path == "/metrics":
             content_type, body = exposition(self._registry)
             return _Answer(200, content_type, body)
-        return _text(404, "try /livez, /readyz or /metrics")
+        if path in self._pages:
+            page = json.dumps(self._pages[path]()).encode() + b"\n"
+            return _Answer(200, "application/json", page)
+        more = "".join(f"{each}, " for each in self._pages)
+        return _text(404, f"try {more}/livez, /readyz or /metrics")
 
 
 def _text(status: int, text: str) -> _Answer:

@@ -106,9 +106,21 @@ def _health(
         ready = node.state is NodeState.READY
         return Readiness(ready, node.state, {"index": index, "catalog": catalog})
 
+    def scaling() -> object:
+        # by role, so that an autoscaler can name the number it follows
+        return {
+            each.role.value: {
+                "load": round(each.load, 4),
+                "workers": each.workers,
+                "wanted": each.wanted,
+            }
+            for each in service.advice
+        }
+
     return HealthServer(
         registry=registry,
         readiness=readiness,
+        pages={"/scaling": scaling},
         host=settings.listen,
         port=settings.http_port,
     )

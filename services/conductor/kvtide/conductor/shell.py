@@ -72,6 +72,7 @@ from kvtide.conductor.index_sink import IndexSink
 from kvtide.conductor.metrics import ConductorMetrics
 from kvtide.conductor.quota import TenantQuota
 from kvtide.conductor.records import decision_row, end_rows, node_row
+from kvtide.conductor.reducers.roles import RoleAdvice
 from kvtide.kv import NodeRef, Role, TenantId
 from kvtide.runtime import LimitError
 
@@ -102,6 +103,15 @@ class ConductorService:
         self._looking = False
         self._closed = False
         self._exact = False
+        self._advice: tuple[RoleAdvice, ...] = ()
+
+    @property
+    def advice(self) -> tuple[RoleAdvice, ...]:
+        """How many workers of each role the load asks for, as of the last tick.
+
+        From any thread.
+        """
+        return self._advice
 
     @property
     def exact(self) -> bool:
@@ -231,7 +241,8 @@ class ConductorService:
             load = self._dispatcher.load()
             self._node.report(load)
             self._metrics.load(load)
-            self._metrics.advice(self._dispatcher.advice)
+            self._advice = tuple(self._dispatcher.advice)
+            self._metrics.advice(self._advice)
             self._metrics.fits(self._dispatcher.costs.errors())
             self._exact = load.exact
             await self._node.clock.sleep(TICK_S)
