@@ -63,10 +63,11 @@ class Targets:
     ) -> tuple[float | None, float | None]:
         """The targets (TTFT, TBT) of a request that itself names these."""
         own = self.tenants.get(tenant, _NO_TARGETS)
-        return (
-            _first(ttft_ms, own.ttft_ms, self.ttft_ms),
-            _first(tbt_ms, own.tbt_ms, self.tbt_ms),
-        )
+        if ttft_ms is None:
+            ttft_ms = self.ttft_ms if own.ttft_ms is None else own.ttft_ms
+        if tbt_ms is None:
+            tbt_ms = self.tbt_ms if own.tbt_ms is None else own.tbt_ms
+        return ttft_ms, tbt_ms
 
     def share(self, priority: int) -> float:
         """How much of the targets work of this priority may use."""
@@ -74,10 +75,6 @@ class Targets:
 
 
 _NO_TARGETS = TenantTargets()
-
-
-def _first(*values: float | None) -> float | None:
-    return next((value for value in values if value is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +104,8 @@ def overload(ask: Ask, best: Estimate, targets: Targets) -> Overload | None:
             f"{targets.queue_ms:.0f} ms{of_share}"
         )
         return Overload(reason, where, max(LEAST_RETRY_MS, wait_ms - limit_ms))
-    ttft_ms = _first(ask.ttft_ms, targets.ttft_ms)
-    tbt_ms = _first(ask.tbt_ms, targets.tbt_ms)
+    ttft_ms = targets.ttft_ms if ask.ttft_ms is None else ask.ttft_ms
+    tbt_ms = targets.tbt_ms if ask.tbt_ms is None else ask.tbt_ms
     prefill_load = 0.0 if ttft_ms is None else best.ttft_ms / max(ttft_ms, 1e-6)
     decode_load = 0.0
     if tbt_ms is not None and targets.early:

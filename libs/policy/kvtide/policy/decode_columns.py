@@ -74,8 +74,9 @@ def _plain_ms(workers: DecodeColumns, running: Floats, seeds: CostSeeds) -> Floa
 
 def best_by_host(host: Ints, pace: Floats, hosts: int) -> Ints:
     """The worker with the least ``pace`` on each host, the first of equals; -1 for none."""
-    best = np.full(hosts, -1, dtype=np.int64)
-    least = np.full(hosts, np.inf)
+    best, least = np.empty(hosts, dtype=np.int64), np.empty(hosts)
+    best.fill(-1)
+    least.fill(np.inf)
     np.fmin.at(least, host, pace)
     # of equals the first must be written last
     rows = ((pace == least.take(host)) & np.isfinite(pace)).nonzero()[0][::-1]

@@ -54,9 +54,12 @@ class HeldRuns:
         self._overhead_ms = seeds.block_overhead_ms
         self._slows = slows = _slowness(seeds)
         usable = min(holdings.blocks, ask.full_blocks)
-        self._rows = rows = (holdings.block < usable).nonzero()[0]
-        self._block, host = holdings.block.take(rows), holdings.host.take(rows)
-        self._grade = holdings.ssd.take(rows) + 2 * holdings.hint.take(rows)
+        # by block, so that those of the first ones are the first
+        count = len(holdings.block)
+        if usable < holdings.blocks:
+            count = int(holdings.block.searchsorted(usable))
+        self._block, host = holdings.block[:count], holdings.host[:count]
+        self._grade = holdings.ssd[:count] + 2 * holdings.hint[:count].view(np.uint8)
         holds = np.zeros(len(outflows), dtype=bool)
         holds[host] = True
         hosts = holds.nonzero()[0]
@@ -77,14 +80,19 @@ class HeldRuns:
 
     def _grades(self, blocks: int, hosts: int) -> NDArray[np.uint8]:
         """The quickest grade of each block on each host."""
-        grades = np.empty((blocks, hosts), dtype=np.uint8)
+        grades = np.empty(blocks * hosts, dtype=np.uint8)
         grades.fill(_NONE)
-        there = np.bincount(self._grade, minlength=_NONE).nonzero()[0]
-        # the quickest last, for it is the one that stays
-        for grade in sorted(there.tolist(), key=lambda each: -self._slows[each]):
-            own = slice(None) if len(there) == 1 else self._grade == grade
-            grades[self._block[own], self._place[own]] = grade
-        return grades
+        cell = self._block * hosts
+        cell += self._place
+        if self._grade.any():
+            there = np.bincount(self._grade, minlength=_NONE).nonzero()[0]
+            # the quickest last, for it is the one that stays
+            for grade in sorted(there.tolist(), key=lambda each: -self._slows[each]):
+                own = slice(None) if len(there) == 1 else self._grade == grade
+                grades[cell[own]] = grade
+        else:
+            grades[cell] = 0
+        return grades.reshape(blocks, hosts)
 
     def __len__(self) -> int:
         """Runs."""
@@ -162,8 +170,10 @@ class HeldRuns:
             hosts = self._sources(run, own, near, only)
             costs = self._slow[run].take(hosts) * self._flows.take(hosts)
             left = used.take(hosts)
+            best = 0
             for _ in range(min(count, blocks - len(chosen))):
-                best = int((left + costs).argmin())
+                if len(hosts) > 1:
+                    best = int((left + costs).argmin())
                 left[best] += costs[best]
                 first, end = bounds[len(chosen)], bounds[len(chosen) + 1]
                 chosen.append(self._row(first, end, int(hosts[best]), run))
@@ -185,7 +195,7 @@ class HeldRuns:
         """The first of the block's copies at a place that is as quick as the run."""
         here = self._place[first:end] == place
         here &= self._slows.take(self._grade[first:end]) <= self._slow[run, place]
-        return int(self._rows[first + int(here.argmax())])
+        return first + int(here.argmax())
 
     def _block_ms(self, byte_ms: Floats) -> Floats:
         byte_ms *= self._block_bytes

@@ -1,6 +1,7 @@
 """Placement of a request among thousands of workers: ``readable`` in columns."""
 
 from dataclasses import dataclass, replace
+from math import isnan
 
 import numpy as np
 
@@ -197,7 +198,8 @@ class ColumnPolicy:
         hits = ends * ask.block_tokens
         rest = np.maximum(0, ask.kv_tokens - hits)
         compute_ms = loaders.compute_ms(rest[:, None], hits[:, None])
-        transfer_ms = np.zeros_like(compute_ms)
+        transfer_ms = np.empty(compute_ms.shape)
+        transfer_ms[0] = 0.0
         load_ms = loaders.load_fixed_ms
         for run, count in enumerate(runs.counts):
             load_ms = load_ms + loads_ms[run] * count
@@ -275,12 +277,12 @@ class ColumnPolicy:
         queue_ms = np.zeros(candidates)
         queue_ms[:workers] = _queue_ms(prefills)
         made_ms = queue_ms + plans.made_ms
-        decode = np.full(candidates, least, dtype=np.int64)
+        decode = np.empty(candidates, dtype=np.int64)
+        decode.fill(least)
         if self.rules.one_node:
             decode = _beside(fleet)
-        found = self._with(ask, fleet, decodes, decode, queue_ms, made_ms)
         if not self.rules.pairs or not workers:
-            return found
+            return self._with(ask, fleet, decodes, decode, queue_ms, made_ms)
         answer_tokens = self._answer_tokens(ask)
         pace = decodes.wait_ms + answer_tokens * decodes.tbt_ms
         pace[~decodes.fits] = np.inf
@@ -288,10 +290,11 @@ class ColumnPolicy:
         there = beside.take(prefills.host)
         there[prefills.host == NO_HOST] = -1
         paired = there >= 0
+        found = self._with(ask, fleet, decodes, decode, queue_ms, made_ms)
         if not paired.any():
             return found
         decode = decode.copy()
-        decode[:workers][paired] = there[paired]
+        np.copyto(decode[:workers], there, where=paired)
         other = self._with(ask, fleet, decodes, decode, queue_ms, made_ms)
         better = other.ttft_ms + answer_tokens * other.tbt_ms < (
             found.ttft_ms + answer_tokens * found.tbt_ms
@@ -372,11 +375,13 @@ def _least(values: Floats, count: int) -> Ints:
     """The rows of the least values, least first; of equals the first."""
     if count >= len(values):
         return values.argsort(kind="stable")
-    bound = np.partition(values, count - 1)[count - 1]
-    if np.isnan(bound):
+    parted = values.copy()
+    parted.partition(count - 1)
+    bound = float(parted[count - 1])
+    if isnan(bound):
         return values.argsort(kind="stable")[:count]
     rows = (values <= bound).nonzero()[0]
-    order = np.argsort(values[rows], kind="stable")
+    order = values.take(rows).argsort(kind="stable")
     return rows.take(order[:count])
 
 

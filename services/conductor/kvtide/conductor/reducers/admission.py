@@ -87,6 +87,7 @@ class Admission:
         self._known = known
         self._policy = policy
         self._turn = 0
+        self._layout: tuple[Line, int] | None = None
 
     def decide(
         self, admit: Admit, me: NodeRef, now_s: float, word: Word | None = None
@@ -175,7 +176,7 @@ class Admission:
             prompt_tokens=max(0, admit.prompt_tokens),
             max_new_tokens=max_new_tokens,
             block_tokens=facts.block_tokens,
-            block_bytes=Layout.of(facts).slot_bytes,
+            block_bytes=self._block_bytes(line),
             ttft_ms=ttft_ms,
             tbt_ms=tbt_ms,
             priority=admit.priority,
@@ -184,6 +185,12 @@ class Admission:
             lateness=self._known.calibration.of(admit.model),
             one_node=facts.self_contained,
         )
+
+    def _block_bytes(self, line: Line) -> int:
+        """A full block as stored, of the model asked for last without a new look."""
+        if self._layout is None or self._layout[0] is not line:
+            self._layout = line, Layout.of(line.facts).slot_bytes
+        return self._layout[1]
 
     def _verdict(
         self, admit: Admit, ask: Ask, rows: ModelRows, now_s: float

@@ -91,7 +91,15 @@ class CopyTable:
 
     def at(self, place: int) -> CopyFields:
         """The copy in a place that is in use."""
-        return CopyFields(*(column[place] for column in self._columns))
+        return CopyFields(
+            self.life[place],
+            self.tier[place],
+            self._arena[place],
+            self._offset[place],
+            self._length[place],
+            self.generation[place],
+            self._xxh3[place],
+        )
 
     def held(self, rows: Rows) -> NDArray[np.bool_]:
         """Which of these rows have copies; any row number is allowed."""
@@ -107,8 +115,9 @@ class CopyTable:
         sizes = np.frombuffer(self._size, dtype=np.int32).take(rows)
         ends = sizes.cumsum()
         which = np.arange(len(rows)).repeat(sizes)
-        shift = starts - ends + sizes
-        return which, shift.take(which) + np.arange(len(which))
+        places = (starts - ends + sizes).repeat(sizes)
+        places += np.arange(len(which))
+        return which, places
 
     def lives_and_tiers(
         self, places: NDArray[np.int64]
@@ -116,7 +125,7 @@ class CopyTable:
         """Life and tier numbers of the copies in these places."""
         lives = np.frombuffer(self.life, dtype=np.uint16)
         tiers = np.frombuffer(self.tier, dtype=np.uint8)
-        return lives[places], tiers[places]
+        return lives.take(places), tiers.take(places)
 
     @property
     def _columns(self) -> tuple["array[int]", ...]:

@@ -65,7 +65,7 @@ class PendingBlocks:
         self.remove(request)
         self.tick(now_s)
         makers = self._makers
-        own = tuple(key for key in keys if node not in makers.get(key, ()))
+        own = tuple([key for key in keys if node not in makers.get(key, ())])
         if not own or self._blocks + len(own) > self._limit:
             return
         gone_s = min(2 * done_s - now_s + _GRACE_S, now_s + _MOST_S)
