@@ -15,7 +15,7 @@ from kvtide.bus.messages import (
     WorkAccepted,
     WorkRefused,
 )
-from kvtide.kv import Located, RequestId
+from kvtide.kv import BlockKey, Located, RequestId
 from kvtide.prefill import events
 from kvtide.prefill.errors import LoadFellShort
 from kvtide.prefill.gate import LoadGate
@@ -302,3 +302,29 @@ def test_limits_keep_what_waits_bounded() -> None:
     assert isinstance(shell.replies[-1], WorkRefused)
     assert len(shell.opened) == LIMITS.prepare_ahead
     shell.run()
+
+
+def test_a_third_turn_in_the_queue_leaves_the_seconds_blocks_to_it() -> None:
+    """What the first has put into the pool is nothing that the third waits for."""
+    shell, pool = Shell(PrefillLimits(step_tokens=500)), dict[BlockKey, Located]()
+    turns = {"a": work("a", 65), "b": work("b", 129), "c": work("c", 193)}
+    for turn in turns.values():
+        shell.tell(events.WorkArrived(turn))
+    computed: list[tuple[str, int, int]] = []
+    while shell.loads or shell.under_way or shell.step is not None:
+        if shell.loads:
+            shell.end_load()
+        elif shell.under_way:
+            one, command = next(iter(shell.under_way.items()))
+            if isinstance(command, events.Begin):
+                there = sum(block.key in pool for block in command.blocks)
+                shell.finish(one, there=there)
+                continue
+            turn = turns[one.request]
+            new = {key: Located(key, slot(90), 1) for key in turn.keys} | pool
+            shell.commit(one, tuple(new[key] for key in new if key not in pool))
+            pool = new
+        else:
+            chunks = shell.run_step().chunks
+            computed += [(one.ref.request, one.start, one.end) for one in chunks]
+    assert computed == [("a", 0, 64), ("b", 64, 128), ("c", 128, 192)]

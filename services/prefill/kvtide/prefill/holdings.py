@@ -1,7 +1,9 @@
 """The jobs that are here, what each holds, and how that is let go. Pure."""
 
+from collections.abc import Mapping
+
 from kvtide.bus.ownership import Ownership
-from kvtide.kv import NodeRef, RequestRef
+from kvtide.kv import BlockKey, Located, NodeRef, RequestRef
 from kvtide.prefill import events
 from kvtide.prefill.events import Command
 from kvtide.prefill.job import Job, Phase
@@ -66,6 +68,12 @@ class Holdings:
         for job in chunked:
             job.phase = Phase.COMPUTING
         self.out.append(step)
+
+    def found(self, copies: Mapping[BlockKey, Located]) -> None:
+        """These are in the pool: who is queued still reuses what follows its reuse."""
+        for job in self.jobs.values():
+            if job.phase is Phase.QUEUED:
+                job.found(copies)
 
     # ends
 

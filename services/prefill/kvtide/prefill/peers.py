@@ -1,7 +1,7 @@
 """What prefill workers elsewhere are computing, and what they are told of here. Pure."""
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtide.bus.messages import MOST_MAKING, BlocksMade, BlocksMaking
@@ -59,11 +59,7 @@ class Peers:
     def made(self, said: BlocksMade) -> None:
         """These are made, or all is given up."""
         ident = _ident(said)
-        for copy in said.located:
-            self._copies[copy.key] = copy
-            self._copies.move_to_end(copy.key)
-        while len(self._copies) > COPIES_KEPT:
-            self._copies.popitem(last=False)
+        self.found(said.located)
         if said.ended:
             self._forget(ident)
             return
@@ -72,6 +68,14 @@ class Peers:
             if peer is not None and copy.key in peer.keys:
                 peer.keys.discard(copy.key)
                 self._drop(copy.key, ident)
+
+    def found(self, copies: Iterable[Located]) -> None:
+        """These are in the pool, whoever put them there."""
+        for copy in copies:
+            self._copies[copy.key] = copy
+            self._copies.move_to_end(copy.key)
+        while len(self._copies) > COPIES_KEPT:
+            self._copies.popitem(last=False)
 
     def gone(self, node: NodeRef) -> None:
         """This life of a worker makes nothing any more, nor does an older one."""

@@ -181,9 +181,12 @@ class PrefillMachine:
             self._peers.making(said, self._now_s)
             return
         self._peers.made(said)
-        for job in self._held.all():
-            if job.phase is Phase.QUEUED:
-                job.found(self._peers.copies)
+        self._found(said.located)
+
+    def _found(self, copies: tuple[Located, ...]) -> None:
+        """These are in the pool: whoever still waits need not have them made."""
+        self._peers.found(copies)
+        self._held.found(self._peers.copies)
 
     def _decode_gone(self, node: NodeRef) -> None:
         for job in self._held.all():
@@ -261,6 +264,7 @@ class PrefillMachine:
                 job, "no_slots", "the store has no room for the prompt's blocks"
             )
             return
+        self._found(tuple(copy.located for copy in job.copies))
         ahead = job.ahead
         if ahead and job.puts:
             first, count = job.first_block, self._worth(job, ahead)
@@ -325,6 +329,7 @@ class PrefillMachine:
 
     def _committed(self, job: Job, stored: tuple[Located, ...]) -> None:
         job.committing = False
+        self._found(stored)
         if stored and job.told:
             said = made(job, self._held.me, stored, ended=False)
             self._out.append(events.ToPeers(said))
