@@ -160,7 +160,12 @@ def test_a_batch_steps_as_one_step_at_a_time_would() -> None:
     arrivals = {1: (0.0, 100, 30), 2: (0.1, 200, 15)}
     for number, (at_s, kv, output) in arrivals.items():
         row = Row(number, kv, output, lambda ms, n=number: worst.update({n: ms}))
-        kernel.at(at_s, lambda row=row: worker.join(row))
+
+        def come(row: Row = row) -> None:
+            tokens = row.kv_tokens + row.output_tokens
+            worker.promise(row.number, tokens, lambda: worker.join(row))
+
+        kernel.at(at_s, come)
     kernel.run(10.0)
 
     now_s = 0.0

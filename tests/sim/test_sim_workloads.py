@@ -247,7 +247,7 @@ def test_decode_that_is_not_told_reports_what_it_has() -> None:
             first=lambda number, at_s: None,
             told=told,
         )
-        worker.promise(1, 500)
+        worker.promise(1, 500, lambda: None)
         loads.append(worker.load())
     assert (loads[0].waiting, loads[0].kv_tokens_promised) == (1, 500)
     assert (loads[1].waiting, loads[1].kv_tokens_promised) == (0, 0)

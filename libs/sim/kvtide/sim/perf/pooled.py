@@ -51,6 +51,8 @@ class _Open:
     reuse: tuple[Located, ...]
     predicted_ms: float
     row: Row | None = None
+    room: bool = False
+    computing: bool = False
     parts: int = 0
     ttft_ms: float = 0.0
     hit_tokens: int = 0
@@ -230,11 +232,11 @@ class PooledCluster:
         assert answer.prefill is not None  # noqa: S101 - direct_blocks is 0
         prefill = self._by_node[answer.prefill.node].number
         decode = self._by_node[answer.decode.node].number - len(self._prefills)
-        self._open[request.number] = _Open(
+        one = self._open[request.number] = _Open(
             request, prefill, decode, answer.reuse, answer.chosen.ttft_ms
         )
         tokens = request.prompt_tokens + request.output_tokens
-        self._decodes[decode].promise(request.number, tokens)
+        self._decodes[decode].promise(request.number, tokens, lambda: self._room(one))
         computed = max(1, request.prompt_tokens - 1)
         full = computed // self._shape.text.model.block_tokens
         self._prefills[prefill].take(
@@ -244,7 +246,7 @@ class PooledCluster:
                 request.blocks[:full],
                 len(answer.reuse),
                 load=self._load,
-                computing=self._handing_over,
+                computing=self._computing,
                 done=self._made,
             )
         )
@@ -296,9 +298,19 @@ class PooledCluster:
             self._network.send(source, one.prefill, far[source] * block, arrived)
         self._kernel.at(near_s, arrived)
 
-    def _handing_over(self, job: Job) -> None:
-        """Decode pulls, layer by layer, what was loaded and what is made."""
+    def _room(self, one: _Open) -> None:
+        one.room = True
+        self._hand_over(one)
+
+    def _computing(self, job: Job) -> None:
         one = self._open[job.number]
+        one.computing = True
+        self._hand_over(one)
+
+    def _hand_over(self, one: _Open) -> None:
+        """Once it has room decode pulls, by layers, what was loaded and what is made."""
+        if not (one.room and one.computing):
+            return
         size = one.request.prompt_tokens * self._shape.model.kv_bytes
         target = len(self._prefills) + one.decode
         self._network.send(one.prefill, target, size, lambda: self._part(one))
