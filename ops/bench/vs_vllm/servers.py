@@ -21,6 +21,8 @@ from kvtide.runtime import SystemClock
 READY_LIMIT_S = 420.0
 STOP_LIMIT_S = 60.0
 MAX_MODEL_LEN = 4096
+VLLM_BLOCK_TOKENS = 32
+"""The smallest that its attention on CPUs takes."""
 HOST = "127.0.0.1"
 CLOCK = SystemClock()
 
@@ -122,8 +124,8 @@ def vllm(
         *("--enable-prompt-tokens-details", "--host", HOST, "--port", str(port)),
     ]
     if kv_tokens:
-        command += ["--block-size", "16"]
-        command += ["--num-gpu-blocks-override", str(kv_tokens // 16)]
+        command += ["--block-size", str(VLLM_BLOCK_TOKENS)]
+        command += ["--num-gpu-blocks-override", str(kv_tokens // VLLM_BLOCK_TOKENS)]
     environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
     if cores:
         environment["VLLM_CPU_OMP_THREADS_BIND"] = cores
