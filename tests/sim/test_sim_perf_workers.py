@@ -1,7 +1,7 @@
-"""The thin drives of ``sim.perf`` do what the production machines do, step by step.
+"""The thin decode of ``sim.perf`` does what the production batcher does, step by step.
 
 Both are driven in virtual time by the same arrivals, with engines that take the same
-time for the same step.
+time for the same step, where nothing is preempted and nobody leaves early.
 """
 
 from collections import defaultdict

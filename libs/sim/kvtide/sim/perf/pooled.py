@@ -134,6 +134,7 @@ class PooledCluster:
                     layers=text.model.layers,
                     prepare_ahead=text.engine.prepare_ahead,
                     block_tokens=tokens,
+                    there=store.holds,
                 )
             )
         for number in range(text.decodes):
@@ -292,6 +293,9 @@ class PooledCluster:
             if not left:
                 worker.loaded(job)
 
+        if not (near or far):
+            worker.loaded(job)
+            return
         near_s = near * block / node.host_bytes_per_s
         near_s += ssd * block / node.ssd_bytes_per_s
         for source in sorted(far):

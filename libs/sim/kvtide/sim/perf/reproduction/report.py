@@ -65,9 +65,12 @@ for Less Computation" (FAST 2025), and its arXiv version where named.
   replication) gets the events that a real cluster would send, beats twice a second
   included, and the stores' own eviction code decides what stays. Engines and links are
   models: a decode batch step by step, a prefill queue in order of arrival, loads and
-  hand-overs over links whose flows share them. They are thinner than the workers' own
-  machines, which say every token: no preemption (room for the whole answer is reserved),
-  no steps shared by short prompts.
+  hand-overs over links whose flows share them. The batch and the queue are thin drives,
+  since the workers' own machines say every token; tests have both do the same at the same
+  times (`docs/adr/0014-the-performance-simulator-has-thin-workers.md`). They leave out:
+  preemption (room for the whole answer is bound when it is placed), pages, chunks and steps
+  shared by short prompts, patience (a prompt waits for another's blocks however long that
+  takes), and whatever fails. A prompt that is ready passes one that still loads.
 - **Cluster**: `examples/clusters/a800-llama3-70b.toml`, 8 prefill and 8 decode nodes unless
   said otherwise; every number there says whether it is published, derived or assumed.
 - **Prefill**: {prefill.token_ms:.4f} ms a token and {prefill.pair_ms:.3e} ms an attended
