@@ -155,13 +155,13 @@ def _running(
 ) -> Iterator[tuple[str, int]]:
     work.mkdir(parents=True, exist_ok=True)
     url, log = f"http://{HOST}:{port}", work / f"{name}.log"
-    passive = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+    quiet = {"TOKENIZERS_PARALLELISM": "false"}
     with log.open("wb") as out:
         process = subprocess.Popen(  # noqa: S603 - what the caller was told to run
             command,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env=process_environment({**passive, **environment}),
+            env=process_environment({**quiet, **environment}),
             start_new_session=True,
         )
     try:
