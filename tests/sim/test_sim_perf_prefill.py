@@ -36,6 +36,7 @@ DECODE = NodeRef(NodeId("decode"), 1)
 BLOCK = 16
 LAYERS = 4
 LONG_S = 1e6
+WHOLE = 10**9
 CURVES = (PrefillCurve(3.1717, 1.00713, 0.00317), PrefillCurve(0.0, 0.50171, 0.0))
 
 
@@ -78,13 +79,15 @@ def key_of(block: int) -> BlockKey:
 class Queue:
     """The production machine, and a shell that takes the curve's time for a step."""
 
+    step_tokens = WHOLE
+
     def __init__(self, curve: PrefillCurve, ahead: int, kernel: Kernel) -> None:
         self._curve, self._kernel = curve, kernel
         limits = PrefillLimits(
             queued=10**6,
             queued_tokens=10**9,
             jobs=10**6,
-            step_tokens=10**9,  # a prompt is a step
+            step_tokens=self.step_tokens,
             step_ms=1e30,
             batch_tokens=0,  # of its own
             prepare_ahead=ahead,
@@ -168,7 +171,7 @@ class Queue:
         """Layer by layer: the last one's compute can't begin before its load's end."""
         (chunk,) = step.chunks
         now_s = self._kernel.now_s
-        self._began[chunk.ref] = now_s
+        self._began.setdefault(chunk.ref, now_s)
         seconds = self._curve.ms(chunk.end - chunk.start, chunk.start) / 1000
         loaded_s = self._loaded_s.get(chunk.ref, now_s)
         end_s = max(now_s + seconds, loaded_s + seconds / LAYERS)
@@ -181,6 +184,12 @@ class Queue:
             for ref, began_s in self._began.items()
             for done, ended_s in [self._ended[ref]]
         ]
+
+
+class Chunked(Queue):
+    """It computes prompts piece by piece."""
+
+    step_tokens = 2 * BLOCK
 
 
 class Thin:
@@ -275,8 +284,10 @@ def prompts(draw: st.DrawFn, most: int, span_ms: int) -> list[Asked]:
     return asked
 
 
-def check(curve: PrefillCurve, ahead: int, asked: list[Asked]) -> None:
-    real, thin = run(Queue, curve, ahead, asked), run(Thin, curve, ahead, asked)
+def check(
+    curve: PrefillCurve, ahead: int, asked: list[Asked], kind: type[Queue] = Queue
+) -> None:
+    real, thin = run(kind, curve, ahead, asked), run(Thin, curve, ahead, asked)
     assert len(real) == len(asked)
     assert [one.number for one in real] == [one.number for one in thin]
     for one, other in zip(real, thin, strict=True):
@@ -291,6 +302,34 @@ def test_a_queue_is_the_production_queue(
     curve: PrefillCurve, ahead: int, asked: list[Asked]
 ) -> None:
     check(curve, ahead, asked)
+
+
+@given(st.integers(1, 3), prompts(6, 300))
+@settings(max_examples=30, deadline=None)
+def test_chunks_of_prompts_that_load_nothing_take_as_long_as_the_whole(
+    ahead: int, asked: list[Asked]
+) -> None:
+    apart = [
+        Asked(each.at_ms, tuple(range(1000 * n, 1000 * n + len(each.blocks))), 3, 0, 0)
+        for n, each in enumerate(asked)
+    ]
+    check(PrefillCurve(0.0, 1.00713, 0.00317), ahead, apart, Chunked)
+
+
+def test_between_two_chunks_who_comes_first_and_has_loaded_goes_on() -> None:
+    """The one thing that chunks change in the order: the thin drive has no chunks."""
+    first, second = Asked(0, (1, 2), 5, 2, 60.1), Asked(1, tuple(range(5, 15)), 3, 0, 0)
+    # the first is alone when it comes, so the engine is kept busy before
+    asked = [Asked(0, (90, 91), 3, 0, 0), first, second]
+    curve = PrefillCurve(0.0, 1.00713, 0.0)
+    begins = [
+        {one.number: one.began_s for one in run(kind, curve, 2, asked)}
+        for kind in (Queue, Thin, Chunked)
+    ]
+    assert begins[0] == pytest.approx(begins[1])
+    ends = {one.number: one.ended_s for one in run(Thin, curve, 2, asked)}
+    assert begins[1][1] == pytest.approx(ends[2])
+    assert begins[2][2] < begins[2][1] < ends[2]
 
 
 @pytest.mark.full

@@ -4,9 +4,10 @@ A thinner drive than ``kvtide.prefill.queue``, whose default order it has; a tes
 compute the same in the same order at the same times
 (``tests/sim/test_sim_perf_prefill.py``). As there, a prompt whose next block an earlier
 one is making loads it when that one is done; who is ready passes who still loads or waits.
-It leaves out: chunks and short prompts that share a step, each prompt is one step; how
-long a prompt has the patience to wait for another's blocks, and those of other workers;
-when loading doesn't pay; what fails, is cancelled or refused.
+It leaves out: chunks (each prompt is one step, so one that passes an earlier one is computed
+to its end) and short prompts that share a step; how long a prompt has the patience to wait
+for another's blocks, and those of other workers; when loading doesn't pay; what fails, is
+cancelled or refused.
 """
 
 from collections import Counter
