@@ -255,10 +255,16 @@ async def test_it_is_ready_with_its_workers_and_not_without_one(
     async with httpx.AsyncClient(base_url=running.url, timeout=20) as http:
         response = await http.get("/readyz")
         assert (response.status_code, response.json()["state"]) == (200, "ready")
-        running.cluster.nodes[Role.PREFILL].set_state(NodeState.DRAINING)
-
+        nodes = running.cluster.nodes
+        nodes[Role.STORE].set_state(NodeState.DRAINING)
+        nodes[Role.PREFILL].set_state(NodeState.DRAINING)
         async with asyncio.timeout(40):
-            while (await http.get("/readyz")).json()["missing"] != ["prefill"]:
+            while (await http.get("/readyz")).json()["missing"] != ["store", "prefill"]:
+                pass
+        # a worker that is ready without a store is enough
+        nodes[Role.PREFILL].set_state(NodeState.READY)
+        async with asyncio.timeout(40):
+            while (await http.get("/readyz")).status_code != 200:
                 pass
 
 

@@ -35,8 +35,9 @@ class Prompt:
 class ServedModel:
     """One model, by the name that clients use.
 
-    Facts come from the workers' beats; until a conductor, a store, a prefill and a
-    decode worker of the model are ready, requests are refused.
+    Facts come from the workers' beats; until a conductor, a prefill and a decode worker of
+    the model are ready, requests are refused. Whether a worker needs a store it says
+    itself, by being ready or not.
     """
 
     def __init__(
@@ -73,11 +74,10 @@ class ServedModel:
 
     def missing(self) -> list[str]:
         """What the cluster still lacks to answer; empty when ready."""
-        return [
-            role.value
-            for role in (Role.CONDUCTOR, Role.STORE, Role.PREFILL, Role.DECODE)
-            if not self._ready(role)
-        ]
+        asked = (Role.CONDUCTOR, Role.STORE, Role.PREFILL, Role.DECODE)
+        lacking = [role for role in asked if not self._ready(role)]
+        # a store alone is not missed: workers that need one would not be ready
+        return [role.value for role in lacking] if lacking != [Role.STORE] else []
 
     def _ready(self, role: Role) -> list[Member]:
         members = [m for m in self._node.roster.live(role) if m.ready]
