@@ -91,10 +91,11 @@ class Served:
                 await asyncio.sleep(0.02)
 
     async def only_on_ssd(self, prefix: list[int], blocks: int) -> None:
-        """Kill the store when it has written them there, and start it again."""
+        """Kill the store when it has written all there, and start it again."""
         async with asyncio.timeout(LIMIT_S):
             while True:
-                if (await self.load("store-0", StoreLoad)).ssd_blocks >= blocks:
+                load = await self.load("store-0", StoreLoad)
+                if load.ssd_blocks >= max(blocks, load.used_slots):
                     break
                 await asyncio.sleep(0.05)
         self.cluster.kill("store-0")
