@@ -131,12 +131,7 @@ def test_a_disk_fails(site: ChaosSite, asked: Sequence[Question], calls: str) ->
         )
         control.write_text(calls)
         it.did()
-        wait_for(
-            lambda: site.loads("store")["store-1"]["ssd_state"] != "ready",
-            90,
-            "the store says that its disk is ill",
-            0.5,
-        )
+        wait_for(lambda: is_ill(site), 90, "the store says that its disk is ill", 0.5)
         reason = site.loads("store")["store-1"]["ssd_reason"]
         it.saw(f"the store said: {reason.rpartition(': ')[2]}")
         it.load.answered(4)
