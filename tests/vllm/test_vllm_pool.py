@@ -6,6 +6,8 @@ with the engines and the pool that the one before it left.
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,7 @@ def test_engines_share_a_pool_and_survive_its_faults(
             spoil(second, cluster, plain, seen)
             lose_nats(second, cluster, plain)
             lose_store(second, cluster, plain)
+            lose_blocks(second, cluster, plain)
             seen["metrics"] = second.metrics()
     if RESULT:
         Path(RESULT).write_text(json.dumps(seen, indent=1) + "\n")
@@ -149,3 +152,23 @@ def lose_store(
         return again.cached[0] > 0
 
     wait_for(shared, "the new store is used", 120.0)
+
+
+def lose_blocks(
+    engine: VllmEngine, cluster: Cluster, plain: dict[str, list[int]]
+) -> None:
+    """What was a hit a moment ago goes, and is computed."""
+    engine.reset()
+    command = (
+        *(sys.executable, "-m", "kvtide.cli", "blocks", "remove", "--yes"),
+        *("--tenant", "default", "--nats", cluster.nats.url),
+        *("--state-dir", str(cluster.state_dir)),
+    )
+    gone = subprocess.run(  # noqa: S603 - ours
+        command, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert gone.returncode == 0, gone.stderr
+    assert "blocks removed" in gone.stdout
+    answered = engine.generate([FAULTS[3]])
+    assert answered.tokens == [plain[FAULTS[3]]]
+    assert answered.cached == [0]
