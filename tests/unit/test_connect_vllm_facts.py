@@ -109,6 +109,29 @@ def test_spaces_differ_by_rank_group_numbers_and_model(tmp_path: Path) -> None:
         engine_spaces(config(tmp_path / "none"), caches, settings, "0.32.0", 0)
 
 
+def test_where_a_model_lies_is_no_part_of_its_blocks_names(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"weights")
+    spec = SimpleNamespace(block_size=16)
+    caches = SimpleNamespace(
+        kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec, layer_names=["0"])]
+    )
+    settings = ConnectSettings(model_digest="d", state_dir=tmp_path)
+
+    def at(path: str, library: str, layers: int = 2) -> object:
+        told = {
+            "_name_or_path": path,
+            "transformers_version": library,
+            "layers": layers,
+        }
+        hf_config = SimpleNamespace(to_dict=lambda: {"text_config": told, **told})
+        made = config(tmp_path, hf_config=hf_config)
+        return engine_spaces(made, caches, settings, "0.32.0", 0)
+
+    assert at("/data/m", "5.19.0") == at("/mnt/m", "5.20.0")
+    assert at("/data/m", "5.19.0") != at("/data/m", "5.19.0", layers=3)
+
+
 def test_a_claim_is_the_salt_and_the_adapters_content(tmp_path: Path) -> None:
     claims = Claims()
     plain = SimpleNamespace(lora_request=None, cache_salt=None)

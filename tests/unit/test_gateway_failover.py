@@ -215,6 +215,20 @@ def test_what_an_engine_finds_out_late_that_it_cannot_do_is_not_tried_again() ->
     assert (failure.kind, failure.reason) == (FailureKind.UNSUPPORTED, "ask anew")
 
 
+def test_what_cannot_be_gone_on_with_is_the_lost_workers_fault() -> None:
+    story = Story()
+    story.run()
+    story.tokens(0, [1, 2, 3])
+    story.tell(NodeGone(D1))
+    story.place(P1, D2)
+    unable = WorkRefused(
+        request=R, attempt=2, code=RefuseCode.UNSUPPORTED, reason="ask anew"
+    )
+    story.tell(WorkAnswered(Stage.DECODE, D2, unable))
+    failure = the(Fail, story.said).failure
+    assert (failure.kind, failure.reason) == (FailureKind.WORKERS_FAILED, "ask anew")
+
+
 def test_a_prompt_is_refused_for_a_while() -> None:
     quarantine = Quarantine(60.0)
     spec = make_spec()

@@ -40,7 +40,7 @@ def server(role: Role) -> Iterator[HealthServer]:
         registry=registry,
         readiness=role.ready,
         alive=lambda: role.alive,
-        pages={"/waves": lambda: {"high": 3}},
+        pages={"/waves": lambda: {"high": 3}, "/tide": lambda: None},
     ) as server:
         yield server
 
@@ -107,6 +107,7 @@ def test_metrics_carry_the_build(server: HealthServer) -> None:
 
 def test_pages_of_its_own_are_json(server: HealthServer) -> None:
     assert get(server, "/waves?now") == (200, '{"high": 3}\n')
+    assert get(server, "/tide")[0] == 503
     status, body = get(server, "/")
     assert status == 404
     assert "/waves" in body

@@ -9,8 +9,9 @@ made from what both are given.
 import json
 import platform
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from blake3 import blake3
 
@@ -23,6 +24,9 @@ from kvtide.kv import ModelFacts
 from kvtide.runtime import ConfigError
 
 MAX_ADAPTERS = 1024
+CPU_INFO = Path("/proc/cpuinfo")
+PACKING = ("amx_tile", "amx_bf16", "avx512f", "avx512_bf16", "avx2", "asimd", "sve")
+"""Instructions that kernels choose an order of numbers by."""
 SALTED = "\x1f"
 """In a ``cache_salt``: between a tenant and a salt that narrows, if there is one."""
 
@@ -176,10 +180,10 @@ def served_facts(config: Any, version: str, digest: str) -> ModelFacts:
     )
     more = {
         "quantization": about.quantization,
-        "config": about.hf_config.to_dict(),
+        "config": _content(about.hf_config.to_dict()),
         "ranks": parallel.tensor_parallel_size,
         "device": config.device_config.device_type,
-        "machine": platform.machine(),
+        "machine": _machine(config),
     }
     rest = blake3(json.dumps(more, sort_keys=True, default=str).encode()).hexdigest()
     said = f"{version}/{about.dtype}/{cache.cache_dtype}/{rest[:32]}"
@@ -217,7 +221,7 @@ def _ends(about: Any) -> tuple[int, ...]:
 def _numerics(config: Any, cache_config: Any, group: Any) -> str:
     """Canonical text of what changes a page's bytes beside the weights."""
     model, spec = config.model_config, group.kv_cache_spec
-    overrides = model.hf_config.to_dict()
+    overrides = _content(model.hf_config.to_dict())
     facts = {
         "dtype": model.dtype,
         "quantization": model.quantization,
@@ -232,9 +236,28 @@ def _numerics(config: Any, cache_config: Any, group: Any) -> str:
         "layers": len(group.layer_names),
         "groups": len(cache_config.kv_cache_groups),
         "device": config.device_config.device_type,
-        # attention on a CPU packs a page as its instructions like it
-        "machine": platform.machine()
-        if config.device_config.device_type == "cpu"
-        else "",
+        "machine": _machine(config),
     }
     return json.dumps(facts, sort_keys=True, default=str)
+
+
+def _content(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without where it was read from, and by which library."""
+    return {
+        key: _content(cast("dict[str, Any]", value))
+        if isinstance(value, dict)
+        else value
+        for key, value in config.items()
+        if key not in ("_name_or_path", "transformers_version")
+    }
+
+
+def _machine(config: Any) -> str:
+    """On a CPU its kind: attention packs a page as the instructions like it."""
+    if config.device_config.device_type != "cpu":
+        return ""
+    try:
+        words = set(CPU_INFO.read_text().split())
+    except OSError:
+        words = set[str]()
+    return " ".join((platform.machine(), *(each for each in PACKING if each in words)))

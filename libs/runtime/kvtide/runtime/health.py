@@ -60,7 +60,7 @@ class HealthServer:
     ``REQUEST_TIMEOUT_S`` for a whole request; more connections are told 503. Callables
     are called in this server's threads: they must be thread-safe and quick. One that
     raises is a 500 of that request only. ``pages`` are paths and what is answered there,
-    which must be such as JSON can say. ``close`` frees the port.
+    which must be such as JSON can say; None is a 503. ``close`` frees the port.
     """
 
     def __init__(
@@ -224,10 +224,15 @@ class HealthServer:
             content_type, body = exposition(self._registry)
             return _Answer(200, content_type, body)
         if path in self._pages:
-            page = json.dumps(self._pages[path]()).encode() + b"\n"
-            return _Answer(200, "application/json", page)
+            return _page(self._pages[path]())
         more = "".join(f"{each}, " for each in self._pages)
         return _text(404, f"try {more}/livez, /readyz or /metrics")
+
+
+def _page(content: object) -> _Answer:
+    if content is None:
+        return _text(503, "not known now")
+    return _Answer(200, "application/json", json.dumps(content).encode() + b"\n")
 
 
 def _text(status: int, text: str) -> _Answer:

@@ -107,6 +107,10 @@ def _health(
         return Readiness(ready, node.state, {"index": index, "catalog": catalog})
 
     def scaling() -> object:
+        # who hears no worker knows nothing: an autoscaler is to keep what it has
+        known = any(each.workers for each in service.advice)
+        if not known or node.state is not NodeState.READY:
+            return None
         # by role, so that an autoscaler can name the number it follows
         return {
             each.role.value: {

@@ -41,7 +41,10 @@ class Patience:
     def lost(self, loss: Loss, *, ran: bool, now_s: float) -> RequestFailure | None:
         """A placement came to nothing; the answer if it was the last one."""
         if loss.kind is LossKind.UNABLE:
-            return loss.failure
+            if not self._ran:
+                return loss.failure
+            # it was under way: that a worker was lost is not the client's error
+            return RequestFailure(FailureKind.WORKERS_FAILED, loss.failure.reason)
         limit = self._limits.placements
         self._ran += ran
         self._died += ran and loss.kind is LossKind.DIED
