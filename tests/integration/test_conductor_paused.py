@@ -12,19 +12,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.integration.conductor_site import Conductors, conductors, settled
+from tests.integration.conductor_site import Conductors, settled, two_and_a_store
 from tests.integration.conductor_stand_ins import (
     PretendedStore,
-    node_on,
-    workers_on,
 )
 from tests.integration.halting import halt
-from tests.integration.nats_server import nats_server
 from tests.unit.conductor_cluster import keys
 
 from kvtide.bus import BusError
 from kvtide.bus.messages import StatusReply
-from kvtide.kv import Role
 
 EVENTS = 1_000_000
 CHUNK = 100
@@ -38,26 +34,19 @@ GROWN_BYTES = 96 << 20
 async def test_a_conductor_that_missed_a_million_changes_is_exact_again(
     tmp_path: Path,
 ) -> None:
-    with nats_server() as server:
-        async with (
-            workers_on(server.url),
-            node_on(server.url, "s1", Role.STORE) as store_node,
-            conductors(server, tmp_path, "c1", "c2") as cluster,
-        ):
-            store = PretendedStore(store_node)
-            await store.start()
-            await store.add(keys(CHUNK))
-            await knows_it(cluster, store)
-            pulls, paused = store.pulls, cluster.processes["c1"].pid
-            before = resident(paused)
-            halt(paused)
-            try:
-                await churn(store)
-            finally:
-                os.kill(paused, signal.SIGCONT)
-            await knows_it(cluster, store)
-            assert store.pulls > pulls
-            assert resident(paused) - before < GROWN_BYTES
+    async with two_and_a_store(tmp_path) as (cluster, store):
+        await store.add(keys(CHUNK))
+        await knows_it(cluster, store)
+        pulls, paused = store.pulls, cluster.processes["c1"].pid
+        before = resident(paused)
+        halt(paused)
+        try:
+            await churn(store)
+        finally:
+            os.kill(paused, signal.SIGCONT)
+        await knows_it(cluster, store)
+        assert store.pulls > pulls
+        assert resident(paused) - before < GROWN_BYTES
 
 
 async def churn(store: PretendedStore) -> None:

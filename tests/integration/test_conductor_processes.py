@@ -7,10 +7,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.integration.conductor_site import Conductors, conductors, settled
+from tests.integration.conductor_site import (
+    Conductors,
+    conductors,
+    settled,
+    two_and_a_store,
+)
 from tests.integration.conductor_stand_ins import (
-    PretendedStore,
-    node_on,
     until,
     workers_on,
 )
@@ -40,51 +43,44 @@ async def scaling(cluster: Conductors, name: str) -> dict[str, dict[str, float]]
 async def test_a_killed_conductor_leaves_one_that_knows_the_same(
     tmp_path: Path,
 ) -> None:
-    with nats_server() as server:
-        async with (
-            workers_on(server.url),
-            node_on(server.url, "s1", Role.STORE) as store_node,
-            conductors(server, tmp_path, "c1", "c2") as cluster,
-        ):
-            store = PretendedStore(store_node)
-            await store.start()
-            await store.add(keys(10))
-            await store.add(keys(3000, start=100), said=False)  # a gap: needs a pull
-            await store.drop([key(9)])
-            for name in ("c1", "c2"):
-                status = await cluster.until(
-                    name, lambda s: s.indexed_copies == 3009 and settled(s, 8)
-                )
-                status = await cluster.until(name, lambda s: s.exact)
-                views = {view.beat.node.node: view.blocks for view in status.nodes}
-                assert views[NodeId("s1")] == 3009
-                assert {"p1", "p2", "d1", "d2", "c1", "c2", "g1"} <= set(views)
-                advised = await scaling(cluster, name)
-                assert {role: each["workers"] for role, each in advised.items()} == {
-                    "prefill": 2,
-                    "decode": 2,
-                }
-                assert all(each["wanted"] >= 1 for each in advised.values())
-
-            first = await cluster.placed("c1", admit("r1"))
-            assert [copy.key for copy in first.reuse] == list(keys(9))
-            assert await cluster.ask("c1", admit("r1")) == first
-            await cluster.until("c2", lambda s: s.bookings == 1)
-
-            epoch = cluster.epoch("c1")
-            await cluster.end("c1", signal.SIGKILL)
-            same = await cluster.placed("c2", admit("r1"))
-            assert (same.prefill, same.decode) == (first.prefill, first.decode)
-            assert same.reuse == first.reuse
-
-            await cluster.start("c1")
-            await until(lambda: cluster.is_live("c1") and cluster.epoch("c1") > epoch)
-            await cluster.until(
-                "c1",
-                lambda s: s.exact and s.indexed_copies == 3009 and settled(s, 8),
+    async with two_and_a_store(tmp_path) as (cluster, store):
+        await store.add(keys(10))
+        await store.add(keys(3000, start=100), said=False)  # a gap: needs a pull
+        await store.drop([key(9)])
+        for name in ("c1", "c2"):
+            status = await cluster.until(
+                name, lambda s: s.indexed_copies == 3009 and settled(s, 8)
             )
-            again = await cluster.placed("c1", admit("r2"))
-            assert again.reuse == first.reuse
+            status = await cluster.until(name, lambda s: s.exact)
+            views = {view.beat.node.node: view.blocks for view in status.nodes}
+            assert views[NodeId("s1")] == 3009
+            assert {"p1", "p2", "d1", "d2", "c1", "c2", "g1"} <= set(views)
+            advised = await scaling(cluster, name)
+            assert {role: each["workers"] for role, each in advised.items()} == {
+                "prefill": 2,
+                "decode": 2,
+            }
+            assert all(each["wanted"] >= 1 for each in advised.values())
+
+        first = await cluster.placed("c1", admit("r1"))
+        assert [copy.key for copy in first.reuse] == list(keys(9))
+        assert await cluster.ask("c1", admit("r1")) == first
+        await cluster.until("c2", lambda s: s.bookings == 1)
+
+        epoch = cluster.epoch("c1")
+        await cluster.end("c1", signal.SIGKILL)
+        same = await cluster.placed("c2", admit("r1"))
+        assert (same.prefill, same.decode) == (first.prefill, first.decode)
+        assert same.reuse == first.reuse
+
+        await cluster.start("c1")
+        await until(lambda: cluster.is_live("c1") and cluster.epoch("c1") > epoch)
+        await cluster.until(
+            "c1",
+            lambda s: s.exact and s.indexed_copies == 3009 and settled(s, 8),
+        )
+        again = await cluster.placed("c1", admit("r2"))
+        assert again.reuse == first.reuse
 
 
 @pytest.mark.timeout(240)

@@ -9,17 +9,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.integration.conductor_site import conductors, settled
+from tests.integration.conductor_site import settled, two_and_a_store
 from tests.integration.conductor_stand_ins import (
-    PretendedStore,
-    node_on,
     until,
-    workers_on,
 )
-from tests.integration.nats_server import nats_server
 from tests.unit.conductor_cluster import keys
-
-from kvtide.kv import Role
 
 BLOCKS = 100_000
 PROMISED_S = 5.0
@@ -30,30 +24,19 @@ PROMISED_S = 5.0
 async def test_a_restarted_conductor_is_exact_again_at_100_000_blocks(
     tmp_path: Path,
 ) -> None:
-    with nats_server() as server:
-        async with (
-            workers_on(server.url),
-            node_on(server.url, "s1", Role.STORE) as store_node,
-            conductors(server, tmp_path, "c1", "c2") as cluster,
-        ):
-            store = PretendedStore(store_node)
-            await store.start()
-            await store.add(keys(BLOCKS), said=False)
-            for name in ("c1", "c2"):
-                await cluster.until(
-                    name, lambda s: s.exact and knows_all(s.indexed_copies)
-                )
-            epoch = cluster.epoch("c1")
-            await cluster.end("c1", signal.SIGKILL)
-            async with asyncio.timeout(10 * PROMISED_S):
-                await cluster.start("c1")
-                await until(
-                    lambda: cluster.is_live("c1") and cluster.epoch("c1") > epoch
-                )
-                await cluster.until(
-                    "c1",
-                    lambda s: s.exact and knows_all(s.indexed_copies) and settled(s, 8),
-                )
+    async with two_and_a_store(tmp_path) as (cluster, store):
+        await store.add(keys(BLOCKS), said=False)
+        for name in ("c1", "c2"):
+            await cluster.until(name, lambda s: s.exact and knows_all(s.indexed_copies))
+        epoch = cluster.epoch("c1")
+        await cluster.end("c1", signal.SIGKILL)
+        async with asyncio.timeout(10 * PROMISED_S):
+            await cluster.start("c1")
+            await until(lambda: cluster.is_live("c1") and cluster.epoch("c1") > epoch)
+            await cluster.until(
+                "c1",
+                lambda s: s.exact and knows_all(s.indexed_copies) and settled(s, 8),
+            )
 
 
 def knows_all(copies: int) -> bool:

@@ -178,13 +178,7 @@ def served_facts(config: Any, version: str, digest: str) -> ModelFacts:
         config.model_config,
         config.parallel_config,
     )
-    more = {
-        "quantization": about.quantization,
-        "config": _content(about.hf_config.to_dict()),
-        "ranks": parallel.tensor_parallel_size,
-        "device": config.device_config.device_type,
-        "machine": _machine(config),
-    }
+    more = {**_computing(config), "ranks": parallel.tensor_parallel_size}
     rest = blake3(json.dumps(more, sort_keys=True, default=str).encode()).hexdigest()
     said = f"{version}/{about.dtype}/{cache.cache_dtype}/{rest[:32]}"
     return ModelFacts(
@@ -221,11 +215,9 @@ def _ends(about: Any) -> tuple[int, ...]:
 def _numerics(config: Any, cache_config: Any, group: Any) -> str:
     """Canonical text of what changes a page's bytes beside the weights."""
     model, spec = config.model_config, group.kv_cache_spec
-    overrides = _content(model.hf_config.to_dict())
     facts = {
+        **_computing(config),
         "dtype": model.dtype,
-        "quantization": model.quantization,
-        "config": {key: overrides[key] for key in sorted(overrides)},
         "spec": type(spec).__name__,
         "tokens": spec.block_size,
         "heads": getattr(spec, "num_kv_heads", 0),
@@ -235,10 +227,19 @@ def _numerics(config: Any, cache_config: Any, group: Any) -> str:
         "layout": config.cache_config.kv_cache_layout,
         "layers": len(group.layer_names),
         "groups": len(cache_config.kv_cache_groups),
+    }
+    return json.dumps(facts, sort_keys=True, default=str)
+
+
+def _computing(config: Any) -> dict[str, Any]:
+    """What changes KV beside weights and numbers' formats, wherever it is asked."""
+    model = config.model_config
+    return {
+        "quantization": model.quantization,
+        "config": _content(model.hf_config.to_dict()),
         "device": config.device_config.device_type,
         "machine": _machine(config),
     }
-    return json.dumps(facts, sort_keys=True, default=str)
 
 
 def _content(config: Mapping[str, Any]) -> dict[str, Any]:

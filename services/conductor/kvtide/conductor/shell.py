@@ -241,7 +241,7 @@ class ConductorService:
             load = self._dispatcher.load()
             self._node.report(load)
             self._metrics.load(load)
-            self._advice = tuple(self._dispatcher.advice)
+            self._advice = self._dispatcher.advice
             self._metrics.advice(self._advice)
             self._metrics.fits(self._dispatcher.costs.errors())
             self._exact = load.exact

@@ -15,6 +15,10 @@ class QueueOrder(StrEnum):
     SLACK = "slack"
 
 
+PREPARED_TIMES = 4
+"""Prompts that are prepared, of ``prepare_ahead``: who passes others adds to them."""
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillLimits:
     """Sizes are in tokens where not said otherwise.

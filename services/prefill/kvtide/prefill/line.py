@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from kvtide.kv import BlockKey, NodeRef
 from kvtide.prefill.events import ChunkSpec, EngineShared
 from kvtide.prefill.job import Job, Phase
-from kvtide.prefill.limits import PrefillLimits, QueueOrder
+from kvtide.prefill.limits import PREPARED_TIMES, PrefillLimits, QueueOrder
 from kvtide.prefill.peers import Peers
 from kvtide.worker.steps import NO_STEP, StepCost, StepShape
 
@@ -44,7 +44,7 @@ class Line:
         known = self.ordered(jobs)
         makers = {key: job for job in known for key in job.making}
         prepared, most = 0, self._limits.prepare_ahead
-        if sum(_prepared(job) for job in known) >= 4 * most:
+        if sum(_prepared(job) for job in known) >= PREPARED_TIMES * most:
             return None
         for job in known:
             if _prepared(job):

@@ -18,8 +18,8 @@ from kvtide.runtime import ConfigError
 ASK_LIMIT_S = 5.0
 _SAID_CHARS = 300
 _OK = 200
-_REFUSALS = {400: RefuseCode.UNSUPPORTED, 422: RefuseCode.UNSUPPORTED}
-"""Answers that another engine would give as well."""
+_UNSUPPORTED = frozenset({400, 422})
+"""Answers that another engine is taken to give as well."""
 
 
 class _Model(msgspec.Struct, frozen=True):
@@ -143,9 +143,10 @@ class EngineClient:
         async with self._http.stream("POST", dialect.path, json=body) as response:
             if response.status_code != _OK:
                 said = (await response.aread())[:_SAID_CHARS].decode(errors="replace")
+                final = response.status_code in _UNSUPPORTED
                 raise EngineAnswerError(
                     f"the engine answers {response.status_code}: {said}",
-                    code=_REFUSALS.get(response.status_code, "engine_refuses"),
+                    code=RefuseCode.UNSUPPORTED if final else "engine_refuses",
                 )
             async for line in response.aiter_lines():
                 data = data_of(line)

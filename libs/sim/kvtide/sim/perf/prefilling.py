@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from kvtide.bus.messages import PrefillLoad
 from kvtide.policy import PrefillCurve
+from kvtide.prefill.limits import PREPARED_TIMES
 from kvtide.sim.kernel import Kernel
 
 
@@ -110,9 +111,8 @@ class PrefillWorker:
 
     def _prepare(self) -> None:
         """Load for the first in line, but who wants what an earlier one makes."""
-        prepared = 0
-        most = self._ahead
-        if sum(self._prepared(job) for job in self._line) >= 4 * most:
+        prepared, most = 0, self._ahead
+        if sum(self._prepared(job) for job in self._line) >= PREPARED_TIMES * most:
             return
         for job in self._line:
             if prepared >= most:
