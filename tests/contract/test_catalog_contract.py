@@ -27,6 +27,7 @@ from kvtide.catalog import (
     DecisionOutcome,
     DecisionRow,
     NodeRow,
+    OthersRow,
     QuotaRow,
     RequestRow,
     TenantRow,
@@ -87,6 +88,7 @@ DECISION = DecisionRow(
         CandidateRow(NodeId("p2"), NodeId("d1"), 0, 1.0, 0.0, 30.0, 31.0, 20.0),
     ),
     decided_at_s=5.0,
+    others=OthersRow(7, 31.5, 40.0, 90.25),
 )
 REQUEST = RequestRow(
     request=RequestId("r1"),

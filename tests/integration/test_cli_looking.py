@@ -36,6 +36,7 @@ from kvtide.catalog import (
     Change,
     DecisionOutcome,
     DecisionRow,
+    OthersRow,
     Verdict,
 )
 from kvtide.catalog.database import catalog_url
@@ -208,6 +209,7 @@ async def test_explain_reads_in_the_catalog_what_no_conductor_remembers(
         assert "(from catalog)" in out
         assert "finished, 64 tokens came from the pool, TTFT 7.5 ms" in out
         assert "prefill-a" in out
+        assert "and 3 more: TTFT from 7.0 to 9.5 ms, the median 8.0 ms" in out
     # nor is a conductor needed, or the newest one of a name
     words = ("chatcmpl-mine.0123", "--json", *flags(settings))
     code, out, _ = await kvtide("explain", *words)
@@ -243,9 +245,10 @@ def decided(name: str, reason: str, *, at_s: float = 1.0) -> list[Change]:
         decode=candidate.decode,
         prompt_tokens=200,
         hit_tokens=128,
-        considered=1,
+        considered=4,
         candidates=(candidate,),
         decided_at_s=at_s,
+        others=OthersRow(3, 7.0, 8.0, 9.5),
     )
     second = replace(first, attempt=2, reason=reason, decided_at_s=at_s + 1)
     return [first, second, DecisionOutcome(request, 2, "finished", 64, 7.5, None)]

@@ -14,6 +14,7 @@ from kvtide.catalog import (
     Catalog,
     DecisionOutcome,
     DecisionRow,
+    OthersRow,
     RequestRow,
     Verdict,
 )
@@ -57,6 +58,7 @@ def decision(
         considered=5,
         candidates=(CHOSEN,),
         decided_at_s=1000.0,
+        others=OthersRow(4, 41.0, 50.0, 90.0),
     )
 
 
@@ -109,6 +111,8 @@ async def test_a_decision_that_no_conductor_remembers_is_read_from_the_catalog(
     found = await answers.explanation("r1")
     assert (found.reason, found.considered, found.actual) == ("because", 5, None)
     assert found.candidates[0].ttft_ms == CHOSEN.ttft_ms
+    assert found.others is not None
+    assert (found.others.candidates, found.others.most_ttft_ms) == (4, 90.0)
     await catalog.write(end("r1"))
     actual = (await answers.explanation("r1")).actual
     assert actual is not None

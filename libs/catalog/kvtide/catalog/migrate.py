@@ -22,7 +22,7 @@ from kvtide.catalog.errors import (
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0006"
+HEAD = "0007"
 """The newest revision in ``migrations/versions``; a test compares the two."""
 
 _LOCK = 0x6B76_7469_6465  # "kvtide": the advisory lock that starters take in turn

@@ -131,6 +131,16 @@ class CandidateRow:
 
 
 @dataclass(frozen=True, slots=True)
+class OthersRow:
+    """The predicted times to first token of the candidates that a decision doesn't list."""
+
+    candidates: int
+    least_ttft_ms: float
+    median_ttft_ms: float
+    most_ttft_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class DecisionOutcome:
     """What really became of a decision."""
 
@@ -146,9 +156,10 @@ class DecisionOutcome:
 class DecisionRow:
     """One answer of a conductor, and later what came of it.
 
-    ``candidates`` are the best ones, best first; ``considered`` counts all. Of the hit
-    tokens ``dram_tokens`` were to be read from DRAM, ``ssd_tokens`` from SSD.
-    ``outcome`` is read only: it is written as a ``DecisionOutcome``.
+    ``candidates`` are the best ones, best first; ``considered`` counts all, ``others``
+    sums up those that aren't listed. Of the hit tokens ``dram_tokens`` were to be read
+    from DRAM, ``ssd_tokens`` from SSD. ``outcome`` is read only: it is written as a
+    ``DecisionOutcome``.
     """
 
     request: RequestId
@@ -169,6 +180,7 @@ class DecisionRow:
     outcome: DecisionOutcome | None = None
     dram_tokens: int = 0
     ssd_tokens: int = 0
+    others: OthersRow | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from kvtide.catalog.records import (
     DeletionRow,
     KeyScope,
     NodeRow,
+    OthersRow,
     QuotaRow,
     RemovedBlockRow,
     RequestRow,
@@ -99,6 +100,8 @@ def values(record: Row) -> Values:
         case DecisionRow():
             row["verdict"] = record.verdict.value
             row["candidates"] = msgspec.json.encode(record.candidates).decode()
+            others = record.others
+            row["others"] = others and msgspec.json.encode(others).decode()
             del row["outcome"]
         case ApiKeyRow():
             row["scope"] = record.scope.value
@@ -132,7 +135,7 @@ def block_row(row: Values) -> BlockRow:
 
 def decision_row(row: Values) -> DecisionRow:
     """A row of ``decisions``."""
-    outcome = row.pop("outcome")
+    outcome, others = row.pop("outcome"), row["others"]
     cached_tokens = row.pop("outcome_cached_tokens")
     ttft_ms, tbt_ms = row.pop("outcome_ttft_ms"), row.pop("outcome_tbt_ms")
     candidates = msgspec.json.decode(row["candidates"], type=tuple[CandidateRow, ...])
@@ -147,6 +150,7 @@ def decision_row(row: Values) -> DecisionRow:
     changed: Values = {
         "verdict": Verdict(row["verdict"]),
         "candidates": candidates,
+        "others": others and msgspec.json.decode(others, type=OthersRow),
         "outcome": ended,
     }
     return DecisionRow(**(row | changed))

@@ -107,6 +107,7 @@ decisions = Table(
     Column("outcome_tbt_ms", Double),
     Column("dram_tokens", Integer, nullable=False, server_default="0"),
     Column("ssd_tokens", Integer, nullable=False, server_default="0"),
+    Column("others", Text),
     Index("ix_decisions_decided_at_s", "decided_at_s"),
 )
 

@@ -36,9 +36,8 @@ class UnknownRequestError(KvtideError):
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """The newest decision on a request, and what came of it if that is known.
 
-    ``considered`` counts all candidates; ``others`` sums up those that aren't listed,
-    which a catalog doesn't keep. ``source`` is the conductor that remembers it, or
-    ``catalog``.
+    ``considered`` counts all candidates; ``others`` sums up those that aren't listed.
+    ``source`` is the conductor that remembers it, or ``catalog``.
     """
 
     request: RequestId
@@ -143,4 +142,6 @@ def _of_row(row: DecisionRow) -> Explanation:
         source="catalog",
         outcome=row.outcome,
         considered=row.considered,
+        others=row.others
+        and msgspec.convert(row.others, OtherCandidates, from_attributes=True),
     )

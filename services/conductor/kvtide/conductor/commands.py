@@ -25,6 +25,7 @@ from kvtide.bus.messages import (
 )
 from kvtide.conductor.events import ReplyTo
 from kvtide.kv import NodeId, Role
+from kvtide.policy import RestSummary
 
 Answer = Placed | Rejected
 """What an ``Admit`` gets."""
@@ -64,12 +65,16 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class RecordDecision:
-    """Keep a decision with the estimates behind it. ``considered`` counts all of them."""
+    """Keep a decision with the estimates behind it.
+
+    ``considered`` counts all of them, ``rest`` sums up those that aren't in ``candidates``.
+    """
 
     admit: Admit
     answer: Answer
     candidates: tuple[CandidateEstimate, ...]
     considered: int
+    rest: RestSummary | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,13 @@ from kvtide.catalog import (
     DecisionOutcome,
     DecisionRow,
     NodeRow,
+    OthersRow,
     RequestRow,
     Verdict,
 )
 from kvtide.conductor.commands import RecordDecision, RecordEnd
 from kvtide.kv import NodeId, Tier
+from kvtide.policy import RestSummary
 
 
 def decision_row(
@@ -37,6 +39,7 @@ def decision_row(
         decided_at_s=wall_s,
         dram_tokens=_tier_tokens(placed, Tier.DRAM),
         ssd_tokens=_tier_tokens(placed, Tier.SSD),
+        others=command.rest and _others(command.rest),
     )
 
 
@@ -91,6 +94,12 @@ def _tier_tokens(placed: Placed | None, tier: Tier) -> int:
         return 0
     copies = sum(1 for copy in placed.reuse if copy.slot.tier is tier)
     return placed.chosen.hit_tokens * copies // len(placed.reuse)
+
+
+def _others(rest: RestSummary) -> OthersRow:
+    return OthersRow(
+        rest.candidates, rest.least_ttft_ms, rest.median_ttft_ms, rest.most_ttft_ms
+    )
 
 
 def _candidate(estimate: CandidateEstimate) -> CandidateRow:

@@ -70,7 +70,8 @@ def _rest(explained: Explanation) -> str:
 
 def _table(explained: Explanation) -> Table:
     table = Table(box=None)
-    for title in ("prefill", "decode", "hit", "queue", "transfer", "prefill", "TTFT"):
+    titles = ("prefill", "decode", "hit", "queue", "transfer", "prefill", "TTFT", "TBT")
+    for title in titles:
         table.add_column(title)
     for candidate in explained.candidates:
         table.add_row(
@@ -81,5 +82,6 @@ def _table(explained: Explanation) -> Table:
             f"{candidate.transfer_ms:.1f} ms",
             f"{candidate.prefill_ms:.1f} ms",
             f"{candidate.ttft_ms:.1f} ms",
+            f"{candidate.tbt_ms:.1f} ms",
         )
     return table

@@ -256,7 +256,7 @@ class Admission:
         known = self._known
         known.answers.keep(admit, answer, now_s)
         known.explanations.keep(answer, candidates, considered, rest)
-        record = RecordDecision(admit, answer, candidates, considered)
+        record = RecordDecision(admit, answer, candidates, considered, rest)
         return Decision(answer, (record,))
 
     def _refused(self, admit: Admit, refusal: Refusal, now_s: float) -> Decision:
@@ -316,7 +316,9 @@ class Admission:
         known.answers.keep(admit, answer, now_s)
         candidates = tuple(shown(estimate) for estimate in verdict.candidates)
         known.explanations.keep(answer, candidates, verdict.considered, verdict.rest)
-        record = RecordDecision(admit, answer, candidates, verdict.considered)
+        record = RecordDecision(
+            admit, answer, candidates, verdict.considered, verdict.rest
+        )
         return Decision(answer, (Announce(made), record))
 
     def _pending(self, admit: Admit, ask: Ask, chosen: Candidate, now_s: float) -> None:

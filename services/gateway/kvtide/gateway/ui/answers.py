@@ -10,6 +10,7 @@ from kvtide.bus.messages import (
     CandidateEstimate,
     Explained,
     ExplainQuery,
+    OtherCandidates,
 )
 from kvtide.catalog import (
     BlockCount,
@@ -213,5 +214,7 @@ def _explained(row: DecisionRow, ended: RequestRow | None) -> Explained:
         ),
         reason=row.reason,
         considered=row.considered,
+        others=row.others
+        and msgspec.convert(row.others, OtherCandidates, from_attributes=True),
         actual=actual,
     )
