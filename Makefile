@@ -23,7 +23,7 @@ TEST_THREADS ?= 1
 TEST_JOBS ?= $(shell echo $$(( $$(nproc) < 7 ? $$(nproc) + 1 : 8 )))
 SECONDS ?= 600
 
-.PHONY: help setup up test test-full check format bench sim sim-soak chaos soak audit secrets docs clean distclean test-compose test-rdma test-vllm test-nixl test-mooncake rdma
+.PHONY: help setup up test test-full check format bench sim sim-soak chaos soak fuzz audit secrets docs clean distclean test-compose test-rdma test-vllm test-nixl test-mooncake rdma
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,6 +70,10 @@ chaos: setup ## root: each fault on real processes under load, and the table of 
 soak: setup ## root: SECONDS=3600 of mixed load and random faults on the real system, with a plot
 	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.chaos.soak \
 	  --seconds $(if $(filter file,$(origin SECONDS)),3600,$(SECONDS)) $(ARGS)
+
+fuzz: setup ## SECONDS=600: parsers of bytes from outside, guided by what they do (atheris)
+	@$(BIN)/python -c "import atheris" 2>/dev/null || $(BIN)/python -m pip install -q --no-deps atheris==2.3.0
+	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
 
 audit: setup ## known vulnerabilities of the pinned dependencies (asks the network)
 	@ops/audit.sh dependencies

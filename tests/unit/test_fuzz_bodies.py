@@ -56,18 +56,20 @@ def taken(model: type[BaseModel], data: bytes) -> object:
         raise
 
 
-@pytest.mark.parametrize("rounds", ROUNDS)
-@pytest.mark.parametrize("model", list(BODIES), ids=lambda model: model.__name__)
-def test_any_body_is_taken_or_a_4xx(model: type[BaseModel], rounds: int) -> None:
-    fuzz(
-        Target(
-            model.__name__,
-            lambda data: taken(model, data),
-            (ApiError,),
-            BODIES[model],
-        ),
-        rounds,
+def target(model: type[BaseModel]) -> Target:
+    return Target(
+        model.__name__, lambda data: taken(model, data), (ApiError,), BODIES[model]
     )
+
+
+def targets() -> list[Target]:
+    return [target(model) for model in BODIES]
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+@pytest.mark.parametrize("body", targets(), ids=lambda body: body.name)
+def test_any_body_is_taken_or_a_4xx(body: Target, rounds: int) -> None:
+    fuzz(body, rounds)
 
 
 @pytest.mark.parametrize("model", list(BODIES), ids=lambda model: model.__name__)

@@ -18,6 +18,8 @@ from kvtide.engine.gguf_folder import config_of
 from kvtide.engine.gguf_text import tokenizer_of
 from kvtide.engine.tensor_files import TensorReader, weight_files
 
+MODEL_FILES = ("m.gguf", "model.safetensors", "model.safetensors.index.json")
+
 
 def read_gguf(path: Path) -> object:
     file = GgufFile(path)
@@ -57,9 +59,7 @@ def target(folder: Path, name: str) -> Target:
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
-@pytest.mark.parametrize(
-    "name", ["m.gguf", "model.safetensors", "model.safetensors.index.json"]
-)
+@pytest.mark.parametrize("name", MODEL_FILES)
 def test_any_bytes_are_a_model_or_named_as_broken(
     tmp_path: Path, name: str, rounds: int
 ) -> None:

@@ -5,6 +5,14 @@ from tests.contract.record_wire import record
 from tests.unit.fuzzing import ROUNDS, Target, fuzz
 
 from kvtide.bus import Codec, WireError, decode_plain
+from kvtide.connect.kv_events import (
+    BlockRemoved,
+    KvEventBatch,
+    KvEventError,
+    decode_batch,
+    encode_batch,
+)
+from kvtide.kv import BlockHeader, HeaderMismatchError
 from kvtide.transfer.errors import TransferError
 from kvtide.transfer.rdma_wire import unpack_check, unpack_pair, unpack_reach
 from kvtide.transfer.wire import (
@@ -25,6 +33,7 @@ from kvtide.transfer.wire import (
 )
 
 ASK = pack_ask(Ask([(7, b"c" * 32)], [(0, 0, 64)], "kv", "", [b"l" * 16]))
+EVENTS = encode_batch(KvEventBatch(1.0, (BlockRemoved((7, b"h")),), 0))
 CODEC = Codec()
 MESSAGES = tuple(bytes.fromhex(text) for text in record().values())
 
@@ -47,6 +56,8 @@ TARGETS = [
     Target("ways", unpack_ways, (FrameError,), (b"\x01a,b",)),
     Target("pair", unpack_pair, (FrameError,)),
     Target("reach", unpack_reach, (FrameError,)),
+    Target("header", BlockHeader.decode, (HeaderMismatchError,)),
+    Target("kv events", decode_batch, (KvEventError,), (EVENTS,)),
     Target("check", unpack_check, (FrameError,), (b"\x01\x00" + b"d" * 8 + ASK,)),
 ]
 
