@@ -1,7 +1,8 @@
 """``python -m kvtide.sim``: simulate, and judge.
 
 Prints a line for each seed and what is wrong with it; ends with 1 if anything is. The
-seed alone decides what happens: ``--seeds N`` replays exactly what a soak printed.
+seed and the number of questions alone decide what happens: the line under a failure
+replays it exactly.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import structlog
 
 from kvtide.gateway.life import Finish
 from kvtide.runtime import SystemClock
-from kvtide.sim.scenario import Report, Scenario
+from kvtide.sim.scenario import QUESTIONS, Report, Scenario
 from kvtide.sim.troubles import TROUBLES, drawn
 
 _DRAWN = "drawn"
@@ -32,14 +33,17 @@ def line_of(name: str, report: Report) -> str:
     )
 
 
-def replay_of(name: str, seed: int) -> str:
+def replay_of(name: str, seed: int, questions: int = QUESTIONS) -> str:
     """The command that simulates this again."""
-    return f"python -m kvtide.sim --trouble {name} --seeds {seed}"
+    asked = "" if questions == QUESTIONS else f" --questions {questions}"
+    return f"python -m kvtide.sim --trouble {name} --seeds {seed}{asked}"
 
 
-def scenario(name: str, seed: int) -> Scenario:
+def scenario(name: str, seed: int, questions: int = QUESTIONS) -> Scenario:
     """The simulation of that name and seed; ``drawn`` is a mixture of everything."""
-    return drawn(seed) if name == _DRAWN else Scenario(seed, TROUBLES[name])
+    if name == _DRAWN:
+        return drawn(seed, questions=questions)
+    return Scenario(seed, TROUBLES[name], questions=questions)
 
 
 def _seeds(text: str) -> range:
@@ -63,23 +67,26 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--soak", type=float, metavar="SECONDS", help="mixtures of random seeds"
     )
+    parser.add_argument(
+        "--questions", type=int, default=QUESTIONS, help="requests in each simulation"
+    )
     options = parser.parse_args(arguments)
     quiet = structlog.make_filtering_bound_logger(logging.CRITICAL)
     structlog.configure(wrapper_class=quiet)
     if options.soak is not None:
-        return _run([_DRAWN], _soak_seeds(options.soak))
-    return _run(options.trouble or names[1:], _seeds(options.seeds))
+        return _run([_DRAWN], _soak_seeds(options.soak), options.questions)
+    return _run(options.trouble or names[1:], _seeds(options.seeds), options.questions)
 
 
-def _run(names: list[str], seeds: range | Iterator[int]) -> int:
+def _run(names: list[str], seeds: range | Iterator[int], questions: int) -> int:
     runs = wrong = 0
     for seed in seeds:
         for name in names:
-            report = scenario(name, seed).run()
+            report = scenario(name, seed, questions).run()
             sys.stdout.write(f"{line_of(name, report)}\n")
             if report.violations:
                 wrong += 1
-                again = replay_of(name, seed)
+                again = replay_of(name, seed, questions)
                 sys.stdout.write(f"{report.summary()}\nto see it again: {again}\n")
             sys.stdout.flush()
             runs += 1

@@ -19,6 +19,7 @@ from kvtide.sim.cluster import Parts, Shape, SimCluster
 from kvtide.sim.engine import FACTS, undisturbed
 from kvtide.sim.mischief import Mischief, Trouble
 
+QUESTIONS = 10
 BOOT_S = 3.0
 ANSWER_LIMIT_S = 60.0
 WORKERS_LIMIT_S = 15.0
@@ -60,7 +61,7 @@ class Scenario:
         seed: int,
         trouble: Trouble,
         *,
-        questions: int = 10,
+        questions: int = QUESTIONS,
         shape: Shape | None = None,
         parts: Parts | None = None,
     ) -> None:

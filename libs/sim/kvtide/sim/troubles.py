@@ -5,7 +5,7 @@ import random
 from kvtide.bus import NetworkFaults
 from kvtide.sim.cluster import Shape
 from kvtide.sim.mischief import Trouble
-from kvtide.sim.scenario import Scenario
+from kvtide.sim.scenario import QUESTIONS, Scenario
 
 _MILD = NetworkFaults(loss=0.01, duplicate=0.01, delay_max_s=0.01)
 _DRAWN_SPAN_S = 10.0
@@ -37,7 +37,7 @@ TROUBLES: dict[str, Trouble] = {
 and one; slow processes, wrong clocks, spoilt memory; clients that leave."""
 
 
-def drawn(seed: int) -> Scenario:
+def drawn(seed: int, *, questions: int = QUESTIONS) -> Scenario:
     """A short simulation in which the seed also decides how much of what goes wrong."""
     draw = random.Random(seed)  # noqa: S311 - not for secrets
     shape = Shape(
@@ -45,7 +45,7 @@ def drawn(seed: int) -> Scenario:
         decodes=draw.choice((1, 2, 2)),
         store_slots=draw.choice((14, 40)),
     )
-    return Scenario(seed, _mixture(draw), shape=shape)
+    return Scenario(seed, _mixture(draw), questions=questions, shape=shape)
 
 
 def _mixture(draw: random.Random) -> Trouble:
