@@ -211,6 +211,19 @@ def test_extra_copies_take_a_share_of_a_store_and_no_more() -> None:
     assert copied == 1000 // SLOT
 
 
+def test_every_copy_is_undone_however_many_are_wanted() -> None:
+    rules = ReplicationRules(hot=1.0, bytes_per_s=1e9, least_age_s=1.0, made=5)
+    world = World(rules)
+    chain = world.has("a", *keys(40))
+    ((store, copied),) = ordered(world.place(chain, "a")).items()
+    assert len(copied) == rules.made
+    world.has(store, *copied)
+    assert ordered(world.place(chain, "a")) == {}
+    (drop,) = world.tick(600.0)
+    assert isinstance(drop.message, DropExtras)
+    assert set(drop.message.keys) == copied
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(

@@ -42,7 +42,8 @@ class ReplicationRules:
     A block gets one more copy when its heat is above ``hot`` for each copy that it has,
     up to ``copies``; an extra copy goes when the heat is below ``cold``.
     ``balancing_ratio``: how many times longer than its own a prefix loaded from
-    elsewhere must be to be kept. ``extra_share``: of a store's memory.
+    elsewhere must be to be kept. ``extra_share``: of a store's memory. ``made``: extra
+    copies of ours at one time.
     """
 
     enabled: bool = True
@@ -322,7 +323,10 @@ class Replication:
             length = each.slot.length
             if (node, each.key) in self._made:
                 continue
-            if self._credit < length or self._extra_bytes.get(node, 0) + length > most:
+            # one that couldn't be remembered would never be undone
+            full = len(self._made) >= self._rules.made
+            extra = self._extra_bytes.get(node, 0) + length
+            if full or self._credit < length or extra > most:
                 break
             self._credit -= length
             self._remember(node, each.key, length, now_s)
@@ -342,8 +346,6 @@ class Replication:
     def _remember(self, node: NodeId, key: BlockKey, length: int, now_s: float) -> None:
         self._made[node, key] = _Made(length, now_s)
         self._extra_bytes[node] = self._extra_bytes.get(node, 0) + length
-        if len(self._made) > self._rules.made:
-            self._forget(*next(iter(self._made)))
 
     def _forget(self, node: NodeId, key: BlockKey) -> None:
         made = self._made.pop((node, key))
