@@ -114,7 +114,7 @@ def reproduce(
 ) -> None:
     """Make docs/reproduction.md: the paper's figures beside ours.
 
-    Takes an hour on a core. Stopped, it goes on with the same command.
+    Takes ten minutes of a core. Stopped, it goes on with the same command.
     """
     from kvtide.cli.commands.sim_reproduce import make_report  # noqa: PLC0415
 

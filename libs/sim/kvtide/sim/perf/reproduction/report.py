@@ -113,7 +113,9 @@ core, and 194 by the clock, for the machine did much else. All were served, none
 after 713,000, and never more than 423. The conductor's decision, which scores a thousand workers,
 is half of the time, the beats of a thousand nodes a tenth; what is left has no large part. Memory
 is bounded by rule: requests are read as they arrive, an outcome takes 12 bytes, stores have their
-capacity and the conductor its limits.
+capacity and the conductor its limits. That run is older than the sections above: of before the
+simulated workers were held to the real ones by tests (ADR 14), which changed where they bind
+memory and what passes what, and not how much there is to do.
 """
 
 _NOT_SHOWN = """\

@@ -53,7 +53,7 @@ differences over {len(_SEEDS)} seeds (Student's t, 95 %). TTFT is of requests th
 Where nothing queues there is nothing to gain: goodput is equal, and only one interval of the
 change in TTFT is without zero. Under overload `best` serves more in time on both traces, and
 both intervals are without zero: it rejects a seventh fewer requests of the conversation trace,
-a tenth fewer of the synthetic one. Nearly all of that is one rule, which was added after an
+a twelfth fewer of the synthetic one. Nearly all of that is one rule, which was added after an
 earlier round of this table had shown no difference: `best` counts blocks that a prefill worker
 is computing for another request as soon to be its own. In a long queue the turn before is
 often not computed yet; Algorithm 1, which sees only the pool, sends the next turn elsewhere, to
