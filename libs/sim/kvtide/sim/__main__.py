@@ -48,7 +48,10 @@ def scenario(name: str, seed: int, questions: int = QUESTIONS) -> Scenario:
 
 def _seeds(text: str) -> range:
     first, _, last = text.partition(":")
-    return range(int(first), int(last or first) + 1)
+    try:
+        return range(int(first), int(last or first) + 1)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text}: 7, or 7:9 for 7, 8 and 9") from None
 
 
 def _soak_seeds(seconds: float) -> Iterator[int]:
@@ -63,7 +66,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m kvtide.sim", description=__doc__)
     names = [_DRAWN, *sorted(TROUBLES)]
     parser.add_argument("--trouble", choices=names, action="append")
-    parser.add_argument("--seeds", default="1:10", help="FIRST:LAST, both included")
+    parser.add_argument(
+        "--seeds", type=_seeds, default="1:10", help="FIRST:LAST, both included"
+    )
     parser.add_argument(
         "--soak", type=float, metavar="SECONDS", help="mixtures of random seeds"
     )
@@ -75,7 +80,7 @@ def main(arguments: list[str]) -> int:
     structlog.configure(wrapper_class=quiet)
     if options.soak is not None:
         return _run([_DRAWN], _soak_seeds(options.soak), options.questions)
-    return _run(options.trouble or names[1:], _seeds(options.seeds), options.questions)
+    return _run(options.trouble or names[1:], options.seeds, options.questions)
 
 
 def _run(names: list[str], seeds: range | Iterator[int], questions: int) -> int:
