@@ -47,6 +47,7 @@ class PageMover:
         self._pages = pages
         self._book = book
         self._lock = threading.Lock()
+        self._over = threading.Condition(self._lock)
         self._finished = Finished()
         self._open = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvtide-load")
@@ -66,6 +67,22 @@ class PageMover:
             self._ended(task, _blocks(task.moves))
         else:
             self._thread.submit(self._load, task)
+
+    @property
+    def loading(self) -> bool:
+        """Whether some load is not over."""
+        return self._open > 0
+
+    def pause(self, limit_s: float) -> None:
+        """Let other threads run until a load is over that ``finished`` has not named.
+
+        At most ``limit_s``. For an engine that has nothing to do and comes back at once:
+        it would keep the interpreter to itself, and whoever loads needs it for moments,
+        thousands of times, for each of which he would wait 5 ms.
+        """
+        with self._over:
+            if not self._finished.requests:
+                self._over.wait(limit_s)
 
     def finished(self) -> Finished:
         """What has ended since the last call."""
@@ -95,8 +112,9 @@ class PageMover:
         return {block for block, ok in zip(move.blocks, had, strict=True) if ok}
 
     def _ended(self, task: Task, bad: set[int]) -> None:
-        with self._lock:
+        with self._over:
             self._open -= 1
+            self._over.notify_all()
             self._finished.requests.add(task.request)
             if bad:
                 self._finished.failed.add(task.request)

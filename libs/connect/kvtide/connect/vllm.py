@@ -13,11 +13,9 @@ request until its blocks are there, so no token is computed from a block that wa
 verified. Only modules named ``vllm…`` import vLLM, and not all of them.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-import structlog
-import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -25,25 +23,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     SupportsHMA,
 )
-from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.version import __version__ as vllm_version
 
-from kvtide.connect.client import EngineClient
-from kvtide.connect.counts import ClientCounts
-from kvtide.connect.logs import log_beside_the_engine
-from kvtide.connect.page_mover import Finished, PageMover
-from kvtide.connect.pages import Pages
 from kvtide.connect.prefix_plan import Claim, PrefixPlan, Prompt, Task
-from kvtide.connect.settings import connect_settings
-from kvtide.connect.space_book import SpaceBook
 from kvtide.connect.vllm_facts import (
     Claims,
-    check_config,
-    engine_spaces,
-    geometry,
     model_digest,
     served_facts,
-    shapes,
 )
 from kvtide.connect.vllm_handover import (
     ENDED_WELL,
@@ -55,47 +41,9 @@ from kvtide.connect.vllm_handover import (
 )
 from kvtide.connect.vllm_metrics import KvtidePromMetrics, KvtideStats
 from kvtide.connect.vllm_names import RequestNames
-from kvtide.runtime import ConfigError, SystemClock
-
-log = structlog.get_logger("kvtide.connect")
-
-
-@dataclass
-class KvtideMetadata(KVConnectorMetadata):
-    """Scheduler → workers: what to move in this step."""
-
-    loads: tuple[Task, ...] = ()
-    saves: tuple[Task, ...] = ()
-
-
-class _Shared:
-    """What both roles have: the client, and the spaces of one or more ranks."""
-
-    def __init__(self, config: Any, cache_config: Any, ranks: range) -> None:
-        check_config(config)
-        extra = config.kv_transfer_config.kv_connector_extra_config
-        self.settings = connect_settings(dict(extra))
-        log_beside_the_engine(self.settings.log_level)
-        unit, hashed = resolve_kv_cache_block_sizes(cache_config, config)
-        self.geometry = geometry(cache_config, unit, hashed)
-        self.shapes = shapes(cache_config)
-        spaces = [
-            engine_spaces(config, cache_config, self.settings, vllm_version, rank)
-            for rank in ranks
-        ]
-        self.client = EngineClient(self.settings)
-        self.books = [SpaceBook(self.client, each, self.shapes) for each in spaces]
-        self._told = ClientCounts()
-        transfer = config.kv_transfer_config
-        self.loads = transfer.is_kv_consumer and self.settings.mode != "save"
-        self.saves = transfer.is_kv_producer and self.settings.mode != "load"
-
-    def stats(self) -> KvtideStats | None:
-        """What was done since the last call; None: nothing."""
-        now = self.client.counts()
-        done, self._told = now.minus(self._told), now
-        stats = KvtideStats(data=asdict(done))
-        return None if stats.is_empty() else stats
+from kvtide.connect.vllm_rank import Rank
+from kvtide.connect.vllm_shared import KvtideMetadata, Shared
+from kvtide.runtime import SystemClock
 
 
 @dataclass(slots=True)
@@ -111,7 +59,7 @@ class _Scheduling:
 
     def __init__(self, config: Any, cache_config: Any) -> None:
         ranks = range(config.parallel_config.tensor_parallel_size)
-        self.shared = _Shared(config, cache_config, ranks)
+        self.shared = Shared(config, cache_config, ranks)
         self._engine = str(config.kv_transfer_config.engine_id)
         self._clock = SystemClock()
         self._plan = PrefixPlan(self.shared.geometry, saves=self.shared.saves)
@@ -213,7 +161,12 @@ class _Scheduling:
             task = self._plan.computes(request, start, end)
             if task is not None:
                 saves.append(task)
-        return KvtideMetadata(self._plan.take_loads(), tuple(saves))
+        return KvtideMetadata(
+            self._plan.take_loads(),
+            tuple(saves),
+            idle=not output.total_num_scheduled_tokens,
+            awaits=len(self._waits) > 0,
+        )
 
     def finished(self, request: Any) -> dict[str, Any] | None:
         """It ends; what is under way for it is vLLM's to wait for.
@@ -235,62 +188,6 @@ class _Scheduling:
         self._asked.pop(request, None)
 
 
-class _Working:
-    """A rank's half."""
-
-    def __init__(self, config: Any, cache_config: Any) -> None:
-        rank = _tensor_parallel_rank()
-        self.shared = _Shared(config, cache_config, range(rank, rank + 1))
-        self._groups = cache_config.kv_cache_groups
-        self._mover: PageMover | None = None
-        self._done = Finished()
-
-    def register(self, kv_caches: dict[str, Any]) -> None:
-        """These are the engine's pages."""
-        pages = [
-            Pages([kv_caches[name] for name in group.layer_names], torch.uint8)
-            for group in self._groups
-        ]
-        found = tuple(each.shape for each in pages)
-        if found != self.shared.shapes:
-            raise ConfigError(
-                f"pages are {found} in memory and {self.shared.shapes} in vLLM's "
-                "configuration; this vLLM is not supported",
-                key="kv_cache",
-            )
-        self._mover = PageMover(self.shared.client, pages, self.shared.books[0])
-
-    def load(self, tasks: tuple[Task, ...]) -> None:
-        """Begin to load."""
-        if self._mover is not None:
-            for task in tasks:
-                self._mover.load(task)
-
-    def save(self, tasks: tuple[Task, ...]) -> None:
-        """Save, in bounded time."""
-        if self._mover is not None and tasks:
-            self._mover.save(tasks)
-
-    def results(self) -> KVConnectorTransferResults:
-        """Loads that are over; their bad blocks are kept for ``bad_blocks``."""
-        self._done = Finished() if self._mover is None else self._mover.finished()
-        # block ids name blocks of one group only
-        apart = len(self._groups) > 1
-        return KVConnectorTransferResults(
-            finished_recving=set(self._done.requests),
-            failed_recving=set(self._done.failed) if apart else set(),
-        )
-
-    def bad_blocks(self) -> set[int]:
-        """Blocks that the requests in the last ``results`` lack."""
-        return self._done.bad_blocks if len(self._groups) == 1 else set()
-
-    def close(self) -> None:
-        """End."""
-        if self._mover is not None:
-            self._mover.close()
-
-
 class KvtideConnector(KVConnectorBase_V1, SupportsHMA):
     """See the module. One object in the scheduler, one in each worker."""
 
@@ -302,14 +199,14 @@ class KvtideConnector(KVConnectorBase_V1, SupportsHMA):
         """
         super().__init__(vllm_config, role, kv_cache_config)
         self._scheduling: _Scheduling | None = None
-        self._working: _Working | None = None
+        self._working: Rank | None = None
         if role == KVConnectorRole.SCHEDULER:
             self._scheduling = _Scheduling(vllm_config, kv_cache_config)
         else:
-            self._working = _Working(vllm_config, kv_cache_config)
+            self._working = Rank(vllm_config, kv_cache_config)
 
     @property
-    def _shared(self) -> _Shared:
+    def _shared(self) -> Shared:
         half = self._scheduling or self._working
         assert half is not None  # noqa: S101 - one of the two is made
         return half.shared
@@ -419,6 +316,9 @@ class KvtideConnector(KVConnectorBase_V1, SupportsHMA):
         """See the base class."""
         del finished_req_ids
         assert self._working is not None  # noqa: S101 - vLLM's contract
+        metadata = self._get_connector_metadata()
+        if isinstance(metadata, KvtideMetadata):
+            self._working.pause(metadata)
         return self._working.results()
 
     def get_finished(
@@ -432,12 +332,6 @@ class KvtideConnector(KVConnectorBase_V1, SupportsHMA):
         """See the base class."""
         assert self._working is not None  # noqa: S101 - vLLM's contract
         return self._working.bad_blocks()
-
-
-def _tensor_parallel_rank() -> int:
-    from vllm.distributed import get_tensor_model_parallel_rank  # noqa: PLC0415
-
-    return int(get_tensor_model_parallel_rank())
 
 
 __all__ = ["Claim", "KvtideConnector", "KvtideMetadata", "KvtideStats"]
