@@ -119,7 +119,10 @@ class EarlierProcess(RoleProcess):
 
 
 class Mixed(Cluster):
-    """A cluster of which some processes run the earlier version."""
+    """A cluster of which some processes run the earlier version.
+
+    They have a catalog of their own, for they refuse one that ours has upgraded.
+    """
 
     def __init__(self, folder: Path, earlier: frozenset[str]) -> None:
         model = str(ensure_demo_model(default_cache_dir()))
@@ -145,9 +148,9 @@ class Mixed(Cluster):
         if process.name not in self._earlier:
             return process
         self.kill(process.name)
-        earlier = EarlierProcess(
-            process.name, role, process.settings, process.log, process.http_url
-        )
+        catalog = f"sqlite:///{self.folder}/earlier.sqlite3"
+        own = {**process.settings, "catalog": catalog}
+        earlier = EarlierProcess(process.name, role, own, process.log, process.http_url)
         earlier.start({**self._environment, "OMP_NUM_THREADS": "1"})
         self.processes[process.name] = earlier
         return earlier
