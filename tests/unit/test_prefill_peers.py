@@ -16,6 +16,7 @@ from tests.unit.prefill_world import (
 from kvtide.bus.messages import BlocksMade, BlocksMaking, HandoverPlan, PrefillDone
 from kvtide.kv import BlockKey, Located, NodeId, NodeRef
 from kvtide.prefill import events
+from kvtide.prefill.job import Job
 from kvtide.prefill.limits import PrefillLimits
 from kvtide.prefill.peers import Peers
 
@@ -152,6 +153,30 @@ def _pass_on(*shells: Shell) -> None:
             for other in shells:
                 if other is not shell:
                     other.tell(events.PeerSaid(said))
+
+
+def test_a_copy_with_which_a_load_broke_off_is_counted_on_no_more() -> None:
+    peers = Peers()
+    peers.found(copies(4))
+    job = Job.of(PROMPT, BLOCK, 0.0)
+    job.found(peers.copies)
+    assert job.reuse == copies(4)
+    peers.loaded(job, events.Loaded(job.ref, 4, 400, 1.0))
+    assert list(peers.copies.values()) == [*copies(4)]
+    peers.loaded(job, events.Loaded(job.ref, 2, 200, 1.0, whole=False))
+    assert [*peers.copies] == [KEYS[0], KEYS[1], KEYS[3]]
+    again = Located(KEYS[1], slot(7), 7)
+    peers.found([again])
+    peers.loaded(job, events.Loaded(job.ref, 1, 100, 1.0, whole=False))
+    assert peers.copies[KEYS[1]] == again, "another copy than the one that failed"
+
+
+def test_copies_of_a_store_that_is_gone_are_computed() -> None:
+    shell = Shell()
+    shell.tell(events.PeerSaid(made_elsewhere(copies(4), ended=True)))
+    shell.tell(events.MemberGone(NodeRef(NodeId("s"), 1)))
+    shell.tell(events.WorkArrived(PROMPT))
+    assert done(shell) == (0, 64)
 
 
 def test_one_does_not_wait_for_itself() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kvtide.bus.messages import MOST_MAKING, BlocksMade, BlocksMaking
 from kvtide.kv import BlockKey, Located, NodeRef, RequestRef
+from kvtide.prefill.events import Loaded
 from kvtide.prefill.job import Job
 
 KEPT = 1024
@@ -77,11 +78,25 @@ class Peers:
         while len(self._copies) > COPIES_KEPT:
             self._copies.popitem(last=False)
 
+    def loaded(self, job: Job, loaded: Loaded) -> None:
+        """A load has ended: the copy with which it broke off is not there any more."""
+        if loaded.whole:
+            return
+        for copy in job.copies_from(loaded.first + loaded.blocks, 1):
+            if self._copies.get(copy.key) == copy:
+                del self._copies[copy.key]
+
     def gone(self, node: NodeRef) -> None:
-        """This life of a worker makes nothing any more, nor does an older one."""
+        """This life of a worker makes nothing any more, nor does an older one.
+
+        What a store had is gone with its life.
+        """
         for ident in list(self._peers):
             if ident[0].ends_with(node):
                 self._forget(ident)
+        for key, copy in list(self._copies.items()):
+            if copy.slot.owner.ends_with(node):
+                del self._copies[key]
 
     # what follows for a job here
 

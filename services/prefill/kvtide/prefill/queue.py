@@ -235,6 +235,7 @@ class PrefillMachine:
     def _loaded(self, job: Job, loaded: events.Loaded) -> None:
         flows = sum(len(one.loads) for one in self._held.all()) - 1
         self._meter.loaded(job, loaded, flows, self._now_s)
+        self._peers.loaded(job, loaded)
         job.load_ms += loaded.ms
         checking = job.phase is Phase.CHECKING
         if checking:
