@@ -139,8 +139,11 @@ def lose_store(
     """Without its store the engine serves on; with a new one it shares again."""
     cluster.kill("store-0")
     engine.reset()
+    before = engine.metrics()["vllm:kvtide_lookups"]
     answered = engine.generate([FAULTS[2], LATER[1]])
     assert answered.tokens == [plain[FAULTS[2]], plain[LATER[1]]]
+    # what could not be loaded is computed, and not looked for over and over
+    assert engine.metrics()["vllm:kvtide_lookups"] == before + 2
     cluster.restart("store-0")
 
     def shared() -> bool:

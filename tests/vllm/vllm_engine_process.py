@@ -75,7 +75,7 @@ def aborted(engine: Any, asked: dict[str, Any], sampling: Any) -> dict[str, Any]
         "state": state,
         "requests": len(scheduler.requests),
         "used_blocks": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),
-        "followed": len(ours._plan) + len(ours._waits) + len(ours._asked),
+        "followed": sum(map(len, (ours._plan, ours._waits, ours._asked, ours._loaded))),
     }
 
 

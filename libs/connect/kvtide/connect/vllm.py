@@ -64,6 +64,7 @@ class _Scheduling:
         self._clock = SystemClock()
         self._plan = PrefixPlan(self.shared.geometry, saves=self.shared.saves)
         self._asked: dict[str, _Asked] = {}
+        self._loaded: set[str] = set()
         settings, facts = self.shared.settings, None
         if settings.keys_of == "gateway":
             facts = served_facts(config, vllm_version, model_digest(config, settings))
@@ -77,12 +78,14 @@ class _Scheduling:
     def matched(self, request: Any, computed: int) -> int | None:
         """Tokens that every rank can load after ``computed``; None: ask again.
 
-        Never the last token, unless a prefill instance has left the whole prompt.
+        Never the last token, unless a prefill instance has left the whole prompt. A
+        request loads once: vLLM asks again where it got nothing, and would get nothing
+        for as long as a store that can't be read is thought to have its blocks.
         """
         claim = self._claims.of(request) if self.shared.loads else None
-        if claim is None:
-            return 0
         geometry, name = self.shared.geometry, request.request_id
+        if claim is None or name in self._loaded:
+            return 0
         hashes = self._names.of(request, claim)
 
         def hits(group: int, names: Any) -> int:
@@ -119,6 +122,8 @@ class _Scheduling:
         self._waits.ended(request.request_id)
         claim = self._claims.of(request)
         asked = self._asked.pop(request.request_id, _Asked(0))
+        if external:
+            self._loaded.add(request.request_id)
         params, handover = request.kv_transfer_params, None
         if is_for_handover(params):
             handover = prompt_of(request, self.shared.geometry.hash_tokens)
@@ -186,6 +191,7 @@ class _Scheduling:
         self._names.forget(request)
         self._waits.ended(request)
         self._asked.pop(request, None)
+        self._loaded.discard(request)
 
 
 class KvtideConnector(KVConnectorBase_V1, SupportsHMA):
