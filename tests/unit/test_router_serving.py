@@ -90,6 +90,19 @@ def said(commands: list[Command]) -> list[object]:
     return [c.message for c in commands if isinstance(c, common.ToGateway)]
 
 
+def test_no_more_is_asked_of_an_engine_than_it_has_room_for() -> None:
+    most = FACTS.max_tokens
+    room = most - 100
+    for asked, longest, least in (
+        (work(max_new_tokens=most), room, 0),
+        (work(generated=3, max_new_tokens=most, min_new_tokens=most), room, room),
+        (work(max_new_tokens=20, min_new_tokens=7), 20, 7),
+    ):
+        [ask] = [c for c in Engine().tell(WorkArrived(asked)) if isinstance(c, Ask)]
+        assert (ask.work.max_new_tokens, ask.work.min_new_tokens) == (longest, least)
+        assert ask.work.tokens == asked.tokens
+
+
 def test_tokens_go_to_the_gateway_as_the_engine_draws_them() -> None:
     engine = Engine()
     commands = engine.tell(WorkArrived(work(generated=3)))

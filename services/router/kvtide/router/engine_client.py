@@ -19,7 +19,8 @@ ASK_LIMIT_S = 5.0
 _SAID_CHARS = 300
 _OK = 200
 _UNSUPPORTED = frozenset({400, 422})
-"""Answers that another engine is taken to give as well."""
+"""What is wrong is the request: engines of one model are taken to be set up alike. What
+depends on an engine's own size is not asked of it: see ``Serving``."""
 
 
 class _Model(msgspec.Struct, frozen=True):

@@ -9,6 +9,8 @@ them anew.
 from collections.abc import Sequence
 from typing import assert_never
 
+from msgspec import structs
+
 from kvtide.bus.messages import (
     Ack,
     DecodeFailed,
@@ -149,8 +151,20 @@ class Serving:
         self._answers[ref] = Answer(
             work, frozenset((*stops, *own)), self._facts.block_tokens
         )
-        self._out.append(Ask(work))
+        self._out.append(Ask(self._fitted(work)))
         return accepted
+
+    def _fitted(self, work: DecodeWork) -> DecodeWork:
+        """As long an answer as the engine has room for.
+
+        It would refuse more, for good, though the client only named a limit.
+        """
+        room = self._facts.max_tokens - work.prompt_tokens
+        return structs.replace(
+            work,
+            max_new_tokens=min(work.max_new_tokens, room),
+            min_new_tokens=min(work.min_new_tokens, room),
+        )
 
     def _crowded(self, work: DecodeWork) -> Refusal | None:
         if len(self._owners) >= self._most:
