@@ -1,8 +1,16 @@
 """Two conductors under any order of events, with messages lost and doubled."""
 
+from dataclasses import fields
+
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+)
 from tests.unit.conductor_cluster import (
     BLOCK,
     admit,
@@ -12,6 +20,7 @@ from tests.unit.conductor_cluster import (
     located,
     ref,
 )
+from typing_extensions import override
 
 from kvtide.bus.messages import (
     DecodeLoad,
@@ -45,7 +54,17 @@ from kvtide.conductor.events import (
 from kvtide.conductor.quota import TenantQuota
 from kvtide.conductor.serving import ServingRules
 from kvtide.kv import BlockKey, Located, NodeId, NodeRef, Role, TenantId
-from kvtide.policy import ColumnPolicy, PolicyName, Targets, rules_of
+from kvtide.policy import (
+    Ask,
+    ColumnPolicy,
+    Fleet,
+    Placement,
+    PolicyName,
+    Refusal,
+    Targets,
+    rules_of,
+)
+from kvtide.policy.columns import Holdings
 
 pytestmark = pytest.mark.timeout(180)  # many examples; seconds on a free machine
 
@@ -58,9 +77,27 @@ NAMES = {
     "s2": Role.STORE,
     "g1": Role.GATEWAY,
 }
+HOSTS = {"p2": "h2", "d2": "h2", "s2": "h2"}
 NODES = st.sampled_from(sorted(NAMES))
 STORES = st.sampled_from(["s1", "s2"])
-REQUESTS = st.integers(0, 6).map(lambda n: f"r{n}")
+REQUESTS = st.integers(0, 11).map(lambda n: f"r{n}")
+
+
+class WatchedPolicy(ColumnPolicy):
+    """Looks at the loads that a decision is made on: none is ever below zero.
+
+    What is ``coming`` is a change of load, and may be.
+    """
+
+    @override
+    def place(self, ask: Ask, holdings: Holdings, fleet: Fleet) -> Placement | Refusal:
+        assert (fleet.outflows >= 0).all()
+        for columns in (fleet.prefills, fleet.decodes):
+            for name in (field.name for field in fields(columns)):
+                column = getattr(columns, name)
+                if isinstance(column, np.ndarray) and "coming" not in name:
+                    assert not (column < 0).any(), (name, column)
+        return super().place(ask, holdings, fleet)
 
 
 class AnyOrderOfEvents(RuleBasedStateMachine):
@@ -73,7 +110,7 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
         serving = ServingRules(quotas={TenantId("t"): quota})
         self.minds = [
             Dispatcher(
-                ref(name), policy=ColumnPolicy(rules, targets=targets), serving=serving
+                ref(name), policy=WatchedPolicy(rules, targets=targets), serving=serving
             )
             for name, rules in (
                 ("c1", rules_of(PolicyName.BEST)),
@@ -82,6 +119,7 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
         ]
         self.now_s = 1000.0
         self.questions = 0
+        self.asked: set[str] = set()
         self.live: dict[str, int] = {}
         self.ready: set[str] = set()
         self.epochs = dict.fromkeys(NAMES, 0)
@@ -94,7 +132,15 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
             for command in mind.handle(event, self.now_s):
                 assert not isinstance(command, Reply)
 
-    @rule(name=NODES, new_life=st.booleans(), tokens=st.integers(0, 20_000))
+    @initialize(absent=st.sets(NODES, max_size=2), held=st.integers(0, 8))
+    def starts(self, absent: set[str], held: int) -> None:
+        for name in NAMES:
+            if name not in absent:
+                self.beats(name, new_life=True, tokens=0)
+        for block in range(held):
+            self.stores("s1" if block % 4 else "s2", block, use=1)
+
+    @rule(name=NODES, new_life=st.booleans(), tokens=st.integers(-5000, 20_000))
     def beats(self, name: str, new_life: bool, tokens: int) -> None:
         if new_life or name not in self.live:
             self.epochs[name] += 1
@@ -105,8 +151,14 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
             Role.PREFILL: PrefillLoad(queued_tokens=tokens),
             Role.DECODE: DecodeLoad(kv_tokens_capacity=20_000, kv_tokens_used=tokens),
         }.get(NAMES[name])
-        seen = beat(name, NAMES[name], epoch=self.epochs[name], load=load)
+        host = HOSTS.get(name, "h1")
+        seen = beat(name, NAMES[name], epoch=self.epochs[name], load=load, host=host)
         self.tell(MemberSeen(seen))
+
+    @rule()
+    def all_are_there_again(self) -> None:
+        for name in sorted(NAMES.keys() - self.ready):
+            self.beats(name, new_life=False, tokens=-1)
 
     @rule(name=NODES)
     def drains(self, name: str) -> None:
@@ -114,7 +166,9 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
             self.ready.discard(name)
             state = NodeState.DRAINING
             epoch = self.live[name]
-            self.tell(MemberSeen(beat(name, NAMES[name], epoch=epoch, state=state)))
+            host = HOSTS.get(name, "h1")
+            seen = beat(name, NAMES[name], epoch=epoch, state=state, host=host)
+            self.tell(MemberSeen(seen))
 
     @rule(name=NODES)
     def dies(self, name: str) -> None:
@@ -157,6 +211,7 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
             request, attempt=attempt, tokens=tokens, excluded=sorted(excluded)
         )
         self.questions += 1
+        self.asked.add(request)
         event = AdmitAsked(question, ReplyTo(self.questions))
         commands = self.minds[which].handle(event, self.now_s)
         replies = [command for command in commands if isinstance(command, Reply)]
@@ -169,6 +224,12 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
             self.is_sound(
                 answer, {NodeId(name) for name in excluded}, fresh=len(commands) > 1
             )
+
+    @rule(which=st.integers(0, 1), first=st.integers(0, 8))
+    def several_ask(self, which: int, first: int) -> None:
+        for number in range(first, first + 4):
+            tokens = (1 + number % 8) * BLOCK
+            self.asks(which, f"r{number}", attempt=0, tokens=tokens, excluded=set())
 
     def is_sound(self, answer: Placed, excluded: set[NodeId], *, fresh: bool) -> None:
         for chosen in (answer.prefill, answer.decode):
@@ -218,7 +279,15 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
             status = reply.message
             assert isinstance(status, StatusReply)
             assert status.indexed_copies == len(self.copies)
-            assert 0 <= status.bookings <= 7
+            assert 0 <= status.bookings <= len(self.asked)
+
+    @invariant()
+    def nothing_booked_is_negative(self) -> None:
+        for mind in self.minds:
+            for node in map(NodeId, NAMES):
+                assert mind.bookings.prefill_ms(node) >= 0
+                assert mind.bookings.decode_tokens(node) >= 0
+                assert 0 <= mind.bookings.decode_requests(node) <= len(mind.bookings)
 
     def lose_blocks(self, name: str) -> None:
         self.copies = {k: v for k, v in self.copies.items() if k[0] != name}
@@ -227,7 +296,7 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
 TestAnyOrderOfEvents = AnyOrderOfEvents.TestCase
 TestAnyOrderOfEvents.settings = settings(
     max_examples=50,
-    stateful_step_count=50,
+    stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -144,6 +144,11 @@ class Dispatcher:
         """Which blocks it believes where; for those who compare that with the truth."""
         return self._index
 
+    @property
+    def bookings(self) -> Bookings:
+        """What is promised to whom beyond what they report; read only."""
+        return self._bookings
+
     def handle(self, event: Event, now_s: float) -> list[Command]:
         """Take an event at monotonic time ``now_s``; returns what is to be done."""
         if isinstance(event, Question):
