@@ -20,7 +20,7 @@ _SAID_CHARS = 300
 _OK = 200
 _UNSUPPORTED = frozenset({400, 422})
 """What is wrong is the request: engines of one model are taken to be set up alike. What
-depends on an engine's own size is not asked of it: see ``Serving``."""
+depends on its room alone is not asked of it: see ``Serving``."""
 
 
 class _Model(msgspec.Struct, frozen=True):
