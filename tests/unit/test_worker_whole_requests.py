@@ -325,6 +325,14 @@ def test_a_prefill_that_fails_or_is_late_is_said() -> None:
     commands = machine.handle(PrepareFailed(REF, "broken"), 1.1)
     assert isinstance(commands[0], prefill.ToDecode)
     assert isinstance(commands[0].message, PrefillFailed)
+    assert commands[0].message.code == "engine"
+    machine = preparing()
+    machine.handle(prefill.WorkArrived(prefill_work(ME)), 1.0)
+    failed = PrepareFailed(REF, "no store", RefuseCode.NO_STORE)
+    for told in machine.handle(failed, 1.1)[:2]:
+        assert isinstance(told, prefill.ToDecode | prefill.ToGateway)
+        assert isinstance(told.message, PrefillFailed)
+        assert (told.message.code, told.message.reason) == ("no_store", "no store")
     late = preparing()
     late.handle(prefill.WorkArrived(prefill_work(ME)), 1.0)
     commands = late.handle(prefill.Tick(), 12.0)

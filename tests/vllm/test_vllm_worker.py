@@ -228,26 +228,30 @@ async def test_one_vllm_prefills_for_another(
 ) -> None:
     with serving(tmp_path, model, ["prefill", "decode"]) as cluster:
         judge(cluster, oracle, prompts)
-        hand_over(cluster, oracle, prompts[-1])
+        prefilled(cluster, oracle, prompts[-1], "done")
         await counted_on(cluster, oracle, prompts[-1], "vllm-1")
-        for fault in (lose_store, lose_conductor, lose_nats):
+        outlives(cluster, oracle, prompts[1], lose_store)
+        prefilled(cluster, oracle, prompts[-1][::-1], "no_store")
+        for fault in (lose_conductor, lose_nats):
             outlives(cluster, oracle, prompts[1], fault)
         nothing_runs(cluster, "vllm-1")
 
 
-def hand_over(cluster: Cluster, oracle: Oracle, prompt: list[int]) -> None:
-    """The one prefills for the other, at the latest when prompts come that are new.
+def prefilled(
+    cluster: Cluster, oracle: Oracle, prompt: list[int], outcome: str
+) -> None:
+    """The one is to prefill for the other, at the latest when prompts come that are new.
 
     Short ones and those that are cached are left to decode, and so is what prefill is too
     busy for.
     """
-    done = 'kvtide_prefill_ended_total{outcome="done"}'
+    ended = f'kvtide_prefill_ended_total{{outcome="{outcome}"}}'
     for turn in range(1, ASKS):
-        if cluster["vllm-0"].metrics().get(done, 0.0) > 0:
+        if cluster["vllm-0"].metrics().get(ended, 0.0) > 0:
             return
         other = [*prompt[turn * 50 :], *prompt[: turn * 50]]
         assert oracle.check(other, ask(cluster, other).ids).right
-    raise AssertionError("nothing was handed over")
+    raise AssertionError(f"no prefill ended with {outcome}")
 
 
 def outlives(

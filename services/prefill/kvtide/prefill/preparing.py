@@ -41,10 +41,11 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class PrepareFailed:
-    """Ends a ``Prepare``."""
+    """Ends a ``Prepare``: decode computes the prompt."""
 
     ref: RequestRef
     reason: str
+    code: str = "engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +224,8 @@ class PreparingMachine:
         match event:
             case Prepared(_, cached):
                 self._prepared(job, cached)
-            case PrepareFailed(_, reason):
-                self._fail(job, "engine", reason)
+            case PrepareFailed(_, reason, code):
+                self._fail(job, code, reason)
             case _:
                 assert_never(event)
 

@@ -14,6 +14,7 @@ from kvtide.bus.messages import (
     PrefillDone,
     PrefillFailed,
     PrefillLoad,
+    RefuseCode,
 )
 from kvtide.engine.errors import EngineError
 from kvtide.engine.serving import Ask, Served
@@ -100,6 +101,10 @@ class PreparingService(RequestService[Event, Command]):
         stopped = self._running.get(ask.ref)
         if stopped is None:
             return None
+        if not self._pool.ready:
+            # what is computed here would go nowhere
+            reason = "no store on this host takes blocks"
+            return PrepareFailed(ask.ref, reason, RefuseCode.NO_STORE)
         ending = asyncio.ensure_future(stopped.wait())
         preparing = asyncio.ensure_future(self._engine.prepare(ask))
         try:
