@@ -6,7 +6,9 @@ from html import escape
 from math import log10
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 520, 260, 64, 40, 14
-_COLOURS = ("#1f6feb", "#d1570a", "#2e8b57", "#8a4fbf")
+_COLOURS = ("#1f6feb", "#d1570a", "#2e8b57", "#8a4fbf", "#b8860b", "#444444")
+_LETTER, _GAP = 7, 14
+"""About as wide as a letter is, and between two names, in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ def _drawn(lines: Sequence[Line], *, log_x: bool) -> str:
         )
 
     parts = [_axes(top, low, high, log_x=log_x)]
+    name_x = _LEFT
     for number, line in enumerate(lines):
         colour = _COLOURS[number % len(_COLOURS)]
         points = " ".join("{:.1f},{:.1f}".format(*at(x, y)) for x, y in line.points)
@@ -67,9 +70,10 @@ def _drawn(lines: Sequence[Line], *, log_x: bool) -> str:
         )
         if len(lines) > 1:
             parts.append(
-                f'<text x="{_WIDTH - 110}" y="{_HEIGHT // 2 - 20 + 16 * number}" '
+                f'<text x="{name_x}" y="{_HEIGHT - 4}" '
                 f'fill="{colour}">{escape(line.name)}</text>'
             )
+            name_x += _LETTER * len(line.name) + _GAP
     return "".join(parts)
 
 
