@@ -182,11 +182,13 @@ class BookAgainstSums(RuleBasedStateMachine):
             0 <= self.book.decode_tokens(D1) <= sum(b.reserved_tokens for b in booked)
         )
         assert 0 <= self.book.decode_requests(D1) <= len(booked)
+        assert 0 <= self.book.fill_tokens(D1) <= sum(b.fill_tokens for b in booked)
 
     def teardown(self) -> None:
         self.book.tick(self.now_s + 1000)
         assert len(self.book) == 0
         assert loads(self.book) == (0, 0, 0)
+        assert self.book.fill_tokens(D1) == 0
 
 
 TestBookAgainstSums = BookAgainstSums.TestCase

@@ -56,7 +56,11 @@ class World:
                 load = PrefillLoad(queued_tokens=what.amount, tokens_per_s=500.0)
                 self.see(beat(name, Role.PREFILL, host=what.host, load=load))
             case "decode":
-                load = DecodeLoad(running=what.amount, kv_tokens_used=what.amount)
+                load = DecodeLoad(
+                    running=what.amount,
+                    kv_tokens_used=what.amount,
+                    fill_tokens=what.amount,
+                )
                 self.see(beat(name, Role.DECODE, host=what.host, load=load))
             case "gone":
                 if self.members.gone(ref(name)) is not None:
@@ -81,6 +85,7 @@ class World:
             prefill_ms=max(0, amount),
             reserved_tokens=max(0, amount),
             at_s=self.now_s,
+            fill_tokens=amount % 100,
         )
         self.bookings.book(booking)
 
@@ -117,6 +122,8 @@ def test_columns_are_what_beats_and_bookings_say(story: list[Told]) -> None:
         used = max(0, load.kv_tokens_used) + world.bookings.decode_tokens(node)
         assert decodes.kv_tokens[at] == used
         assert decodes.running[at] == max(0, load.running)
+        fills = max(0, load.fill_tokens) + world.bookings.fill_tokens(node)
+        assert decodes.fill_tokens[at] == fills
         assert decodes.ahead[at] == world.bookings.decode_requests(node) >= 0
     hosts = {
         world.members.get(NodeId(name)).host  # pyright: ignore[reportOptionalMemberAccess]

@@ -287,6 +287,7 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
             for node in map(NodeId, NAMES):
                 assert mind.bookings.prefill_ms(node) >= 0
                 assert mind.bookings.decode_tokens(node) >= 0
+                assert mind.bookings.fill_tokens(node) >= 0
                 assert 0 <= mind.bookings.decode_requests(node) <= len(mind.bookings)
 
     def lose_blocks(self, name: str) -> None:

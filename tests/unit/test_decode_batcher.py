@@ -214,6 +214,20 @@ def test_a_fill_is_small_beside_a_running_sequence() -> None:
     ]
 
 
+def test_short_fills_share_a_step() -> None:
+    world = World()
+    for name, tokens in (("a", 9), ("b", 5), ("c", 6)):
+        world.tell(events.WorkArrived(work(name, tokens, prefill=None)))
+    assert world.machine.load().fill_tokens == 8 + 4 + 5
+    world.run_step()
+    assert world.step is not None
+    rows = [(row.ref.request, len(row.tokens)) for row in world.step.rows]
+    assert rows == [("a", 1), ("b", 5), ("c", 6)]
+    world.run()
+    assert world.machine.load().fill_tokens == 0
+    assert all(world.tokens[ref(name)] == [7] * 4 for name in "abc")
+
+
 ADDRESSED = structs.replace(work("a", 5), worker=ME)
 
 

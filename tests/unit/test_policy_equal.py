@@ -65,6 +65,7 @@ decoders = st.builds(
     step_ms=st.just(0.0) | st.floats(0.1, 1e4),
     coming=st.floats(-70, 20),
     coming_kv_tokens=st.floats(-2e5, 1e4),
+    fill_tokens=st.sampled_from([0, 64, 1000]),
     curve=st.none() | step_curves,
 )
 

@@ -163,6 +163,18 @@ def test_a_direct_placement_needs_no_prefill_worker() -> None:
     assert placed(best(), ask, Cluster((), ONE_DECODE)).chosen.prefill is None
 
 
+def test_decode_computes_no_rest_where_many_others_wait_for_theirs() -> None:
+    ask = replace(ASK, prompt_tokens=40)
+    busy = decode("d1", kv_tokens_capacity=10_000, step_ms=50, fill_tokens=640)
+    chosen = placed(best(), ask, Cluster(TWO, (busy,))).chosen
+    assert chosen.prefill == ref("p1")
+    alone = placed(best(), ask, Cluster((), (busy,))).chosen.estimate
+    assert alone.queue_ms == pytest.approx(10 * alone.tbt_ms)
+    cached = replace(ASK, prompt_tokens=1)
+    nothing_left = placed(best(), cached, Cluster((), (busy,))).chosen
+    assert nothing_left.estimate.queue_ms == 0
+
+
 def test_direct_placements_can_be_switched_off() -> None:
     ask = replace(ASK, prompt_tokens=40)
     policy = best(direct_blocks=0)

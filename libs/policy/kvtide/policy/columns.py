@@ -67,6 +67,7 @@ class DecodeColumns:
     fixed_ms: Floats
     row_ms: Floats
     pair_ms: Floats
+    fill_tokens: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +199,7 @@ def _decodes(
         fixed_ms=_floats([nan if c is None else c.fixed_ms for c in curves]),
         row_ms=_floats([nan if c is None else c.row_ms for c in curves]),
         pair_ms=_floats([nan if c is None else c.pair_ms for c in curves]),
+        fill_tokens=_floats([w.fill_tokens for w in workers]),
     )
 
 

@@ -79,6 +79,7 @@ class CostSeeds:
     step one more request in a batch of one makes it longer. ``answer_tokens`` is the
     length that an answer is assumed to have when nothing is known. ``overlap_share`` is
     how much of the shorter of loading and computing the longer one hides.
+    ``fill_tokens`` of prompts are computed in one step of a decode worker.
 
     A load rate below ``least_load_share`` of the assumed one is taken for that share: a
     worker whose first loads went badly would else never be given a load again, and so
@@ -99,6 +100,7 @@ class CostSeeds:
     join_share: float = 0.3
     answer_tokens: float = 128.0
     overlap_share: float = 0.0
+    fill_tokens: float = 64.0
 
 
 LEAST_TOKENS_PER_S = 0.01

@@ -190,7 +190,10 @@ class ReadablePolicy:
     def _direct(
         self, ask: Ask, cluster: Cluster, runs: Sequence[Run], decode: _Decode
     ) -> list[_Found]:
-        """Decode alone, at the pace of the slowest prefill worker: it reports none."""
+        """Decode alone, at the pace of the slowest prefill worker: it reports none.
+
+        What it has to compute of other prompts comes first.
+        """
         limit_tokens = self._rules.direct_blocks * ask.block_tokens
         if not self._rules.direct_blocks:
             return []
@@ -204,7 +207,10 @@ class ReadablePolicy:
         plan = cost.plan(ask, loader, loads, self._rules.reuse)
         if plan.rest_tokens > limit_tokens:
             return []
-        estimate = self._estimate(ask, None, decode, plan, 0.0)
+        queue_ms = 0.0
+        if plan.rest_tokens:
+            queue_ms = cost.fill_ms(decode.worker, decode.cost.tbt_ms)
+        estimate = self._estimate(ask, None, decode, plan, queue_ms)
         return [_Found(None, decode, loader, loads, plan, estimate)]
 
     # ---- both

@@ -276,6 +276,10 @@ class ColumnPolicy:
         workers, candidates = len(prefills.refs), len(plans.made_ms)
         queue_ms = np.zeros(candidates)
         queue_ms[:workers] = _queue_ms(prefills)
+        if candidates > workers and plans.rest_tokens[workers]:
+            # decode alone, after what it has to compute anyway
+            fills = fleet.decodes.fill_tokens[least] / self.seeds.fill_tokens
+            queue_ms[workers:] = fills * decodes.tbt_ms[least]
         made_ms = queue_ms + plans.made_ms
         decode = np.empty(candidates, dtype=np.int64)
         decode.fill(least)

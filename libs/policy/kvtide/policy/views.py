@@ -103,6 +103,7 @@ class DecodeWorker:
     ``kv_tokens`` are used, promised and booked ones; ``waiting`` and ``booked`` count
     requests that are not in its batch yet. ``coming`` and ``coming_kv_tokens`` are by
     how much both are predicted to change until the request is there (or over its life).
+    ``fill_tokens`` of prompts it has yet to compute itself, booked ones included.
     """
 
     ref: NodeRef
@@ -115,6 +116,7 @@ class DecodeWorker:
     step_ms: float = 0.0
     coming: float = 0.0
     coming_kv_tokens: float = 0.0
+    fill_tokens: int = 0
     curve: StepCurve | None = None
 
 

@@ -74,6 +74,17 @@ class Arrival:
         )
         return min(count, limit)
 
+    @property
+    def absent_tokens(self) -> int:
+        """Tokens whose KV is not here, and no copy in the pool is known."""
+        return sum(
+            self._fill(block)
+            for block, have in enumerate(self._have)
+            if have != self._whole
+            and block not in self._copies
+            and block not in self._copying
+        )
+
     def source(self, block: int) -> Source | None:
         """Where a block that is there came from; None beyond the prompt."""
         return self._source[block] if block < self.blocks else None

@@ -22,6 +22,7 @@ from kvtide.decode.handover import EarlyWords, Said
 from kvtide.decode.holdings import Holdings
 from kvtide.decode.intake import (
     crowded,
+    fill_tokens,
     next_rows,
     predicted_start_ms,
     tightest_tbt_ms,
@@ -154,6 +155,7 @@ class DecodeMachine:
             step=self._cost.last,
             busy_share=self._busy.share,
             bound=self._cost.bound,
+            fill_tokens=fill_tokens(everyone),
         )
 
     # what others say

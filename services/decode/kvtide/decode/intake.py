@@ -91,7 +91,10 @@ def predicted_start_ms(
 
 
 def next_rows(sequences: Many[Sequence], limits: DecodeLimits) -> tuple[Row, ...]:
-    """The next step: a token for each that runs, and a piece of one missing prefix."""
+    """The next step: a token for each that runs, and of missing prefixes what fits.
+
+    First come, first served; a short one leaves the rest of its share to the next.
+    """
     rows = [
         sequence.next_row()
         for sequence in sequences
@@ -100,8 +103,23 @@ def next_rows(sequences: Many[Sequence], limits: DecodeLimits) -> tuple[Row, ...
         and sequence.answer.unacked < limits.unacked_tokens
     ]
     rows += [one.closing_row() for one in sequences if one.phase is Phase.CLOSING]
-    filling = next((one for one in sequences if one.phase is Phase.FILLING), None)
-    if filling is not None:
-        limit = limits.fill_tokens if rows else limits.fill_alone_tokens
-        rows.append(filling.fill_row(limit))
+    filled = False
+    left = limits.fill_tokens if rows else limits.fill_alone_tokens
+    for one in sequences:
+        if left <= 0:
+            break
+        if one.phase is not Phase.FILLING:
+            continue
+        row = one.fill_row(left)
+        if filled and len(row.tokens) > left:
+            break
+        rows.append(row)
+        filled = True
+        left -= len(row.tokens)
     return tuple(rows)
+
+
+def fill_tokens(sequences: Many[Sequence]) -> int:
+    """What of their prompts is neither here nor with anyone else."""
+    coming = {Phase.WAITING, Phase.PULLING, Phase.FILLING}
+    return sum(one.fill_tokens for one in sequences if one.phase in coming)

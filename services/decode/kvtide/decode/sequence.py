@@ -200,6 +200,19 @@ class Sequence:
         full = len(self.tokens) % self.block_tokens == 0
         return full and self.fed == len(self.tokens) - 1
 
+    @property
+    def fill_tokens(self) -> int:
+        """Tokens of its prompt that it will have to compute itself, as far as is known.
+
+        None while prefill may still bring them, or a search for them is to come.
+        """
+        searched = self.phase is not Phase.WAITING or not self.restarts
+        if self.phase is Phase.FILLING:
+            return self.arrival.absent_tokens
+        if self.handover.prefill is None and searched and not self.finding:
+            return self.arrival.absent_tokens
+        return 0
+
     def fill_row(self, limit: int) -> Row:
         """Compute the next missing blocks, about ``limit`` tokens; draw if they end it.
 

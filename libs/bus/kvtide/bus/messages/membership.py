@@ -92,6 +92,7 @@ class DecodeLoad(
     """A decode worker's batch and memory. ``step_ms`` is the recent mean.
 
     ``kv_tokens_used`` are bound to sequences, ``kv_tokens_promised`` to ones that wait.
+    ``fill_tokens`` are those of prompts that it has yet to compute itself, a few a step.
     ``tbt_ms`` is the tightest target of those that run (0: none has one), and
     ``preempted`` counts those that had to give their memory up for a while, since the
     start. ``step``, ``busy_share`` and ``bound`` as in ``PrefillLoad``.
@@ -108,6 +109,7 @@ class DecodeLoad(
     step: StepSample | None = None
     busy_share: float = 0.0
     bound: Bound | None = None
+    fill_tokens: int = 0
 
 
 class StoreLoad(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="store"):

@@ -345,6 +345,7 @@ def booking_of(made: PlacementMade, now_s: float) -> Booking:
         prefill_ms=max(0.0, made.prefill_ms),
         reserved_tokens=max(0, made.prompt_tokens) + max(0, made.max_new_tokens),
         at_s=now_s,
+        fill_tokens=max(0, made.new_tokens) if made.prefill is None else 0,
     )
 
 

@@ -18,7 +18,10 @@ _MICROS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """One placement: how long prefill will work, and what decode keeps room for."""
+    """One placement: how long prefill will work, and what decode keeps room for.
+
+    ``fill_tokens`` are those of the prompt that decode is to compute itself.
+    """
 
     request: RequestId
     attempt: int
@@ -29,6 +32,7 @@ class Booking:
     prefill_ms: float
     reserved_tokens: int
     at_s: float
+    fill_tokens: int = 0
 
 
 class Bookings:
@@ -43,6 +47,7 @@ class Bookings:
         self._listeners: list[Callable[[NodeId], None]] = []
         self._prefill = Ledger(self._changed)
         self._decode = Ledger(self._changed)
+        self._fills = Ledger(self._changed)
 
     def __len__(self) -> int:
         """Requests in the book."""
@@ -76,6 +81,8 @@ class Bookings:
             micros = round(max(0.0, booking.prefill_ms) * _MICROS)
             self._prefill.add(booking.prefill, request, micros, now_s)
         self._decode.add(booking.decode, request, booking.reserved_tokens, now_s)
+        if booking.fill_tokens > 0:
+            self._fills.add(booking.decode, request, booking.fill_tokens, now_s)
         while len(self._booked) > self._limits.bookings:
             self._remove(next(iter(self._booked)))
         return True
@@ -97,6 +104,7 @@ class Bookings:
         before_s = now_s - self._limits.settle_s
         self._prefill.settle(node, before_s)
         self._decode.settle(node, before_s)
+        self._fills.settle(node, before_s)
 
     def gateway_gone(self, gateway: NodeRef) -> list[RequestId]:
         """Nobody owns this gateway's requests any more; workers drop them too.
@@ -124,6 +132,7 @@ class Bookings:
         """Time has passed: let go of what is too old."""
         self._prefill.settle_all(now_s - self._limits.unreported_s)
         self._decode.settle_all(now_s - self._limits.unreported_s)
+        self._fills.settle_all(now_s - self._limits.unreported_s)
         while self._booked:
             oldest = next(iter(self._booked.values()))
             if now_s - oldest.at_s <= self._limits.booking_s:
@@ -147,6 +156,10 @@ class Bookings:
         """Tokens of KV that this node will keep, beyond what it reports."""
         return self._decode.tokens(node)
 
+    def fill_tokens(self, node: NodeId) -> int:
+        """Tokens of prompts that this decode worker will compute, beyond its report."""
+        return self._fills.tokens(node)
+
     def decode_requests(self, node: NodeId) -> int:
         """Requests that this node will have, beyond what it reports."""
         return self._decode.requests(node)
@@ -157,6 +170,7 @@ class Bookings:
         self._by_gateway.clear()
         self._prefill.clear()
         self._decode.clear()
+        self._fills.clear()
 
     def _changed(self, node: NodeId) -> None:
         for listener in self._listeners:
@@ -169,6 +183,8 @@ class Bookings:
         if booking.prefill is not None:
             self._prefill.remove(booking.prefill, request)
         self._decode.remove(booking.decode, request)
+        if booking.fill_tokens > 0:
+            self._fills.remove(booking.decode, request)
         owned = self._by_gateway[booking.gateway]
         owned.discard(request)
         if not owned:

@@ -26,10 +26,10 @@ _NO_DECODE = DecodeLoad()
 _NAN = float("nan")
 
 _PREFILL = slice(0, 8)
-_DECODE = slice(8, 16)
-_BOOKED = slice(16, 20)
-_OF_DECODE = slice(8, 19)
-_COLUMNS = 20
+_DECODE = slice(8, 17)
+_BOOKED = slice(17, 21)
+_OF_DECODE = slice(8, 21)
+_COLUMNS = 21
 _FIRST_ROWS = 64
 
 
@@ -171,9 +171,9 @@ class FleetTable:
             node=rows.decodes,
             host=self._host.take(rows.decodes),
             running=table[0],
-            ahead=table[1] + table[10],
+            ahead=table[1] + table[11],
             waiting=table[1],
-            kv_tokens=table[2] + table[9],
+            kv_tokens=table[2] + table[10],
             capacity=table[3],
             step_ms=table[4],
             coming=coming.rows,
@@ -181,6 +181,7 @@ class FleetTable:
             fixed_ms=table[5],
             row_ms=table[6],
             pair_ms=table[7],
+            fill_tokens=table[8] + table[12],
         )
 
     # ---- inside
@@ -216,6 +217,7 @@ class FleetTable:
             max(0, load.kv_tokens_capacity),
             max(0.0, load.step_ms),
             *fitted,
+            max(0, load.fill_tokens),
         )
 
     def _booked(self, node: NodeId) -> None:
@@ -226,7 +228,7 @@ class FleetTable:
                 booked.prefill_ms(node),
                 booked.decode_tokens(node),
                 booked.decode_requests(node),
-                0.0,
+                booked.fill_tokens(node),
             )
 
     def _open(self, node: NodeId, host: str) -> int:
