@@ -24,17 +24,21 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosSite]:
 
 @pytest.fixture(scope="session")
 def asked(site: ChaosSite, pytestconfig: pytest.Config) -> Sequence[Question]:
+    return asked_of(site, pytestconfig)
+
+
+def asked_of(site: ChaosSite, config: pytest.Config) -> Sequence[Question]:
     """Asked once, in peace; later runs remember the answers.
 
     Were they of another build's rounding, the oracle would still allow theirs.
     """
-    known = remembered(pytestconfig)
+    known = remembered(config)
     if len(known) == COUNT:
         return known
     made = questions(site, COUNT)
-    if pytestconfig.cache:
+    if config.cache:
         lines = [[list(q.prompt), q.sampling, list(q.answer)] for q in made]
-        pytestconfig.cache.set(ANSWERS, lines)
+        config.cache.set(ANSWERS, lines)
     return made
 
 

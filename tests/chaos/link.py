@@ -20,6 +20,9 @@ CORRUPTED_FROM = 1000
 """Smaller chunks are frames of a protocol; larger ones are mostly KV."""
 CALL_LIMIT_S = 10.0
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)
+NARROW_BYTES = 4 << 10
+NARROW_SEGMENT = 536
+"""With short segments the far kernel's own buffer stays small, too."""
 
 Target = tuple[str, int] | Path
 T = TypeVar("T")
@@ -32,6 +35,7 @@ class Weather:
 
     ``hold_up`` and ``hold_down`` keep all bytes of that way until the weather changes;
     ``corrupt`` is the share of large chunks downwards in which a bit is flipped.
+    ``unread``: what the far end sends is not taken, so its buffers fill.
     """
 
     delay_s: float = 0.0
@@ -39,6 +43,7 @@ class Weather:
     hold_down: bool = False
     corrupt: float = 0.0
     refuse: bool = False
+    unread: bool = False
 
 
 CLEAR = Weather()
@@ -49,7 +54,10 @@ SILENT = Weather(hold_up=True, hold_down=True)
 class _Pair:
     near: asyncio.StreamWriter
     far: asyncio.StreamWriter
-    half_open: bool = False
+    untold: asyncio.StreamWriter | None = None
+    """Which end is not told that the other one has gone."""
+    deaf: bool = False
+    """Nothing that the far end sends is taken."""
     queues: list[Queue] = field(default_factory=list[Queue])
 
 
@@ -63,6 +71,10 @@ class Link:
     weather: Weather = CLEAR
     corrupted: int = 0
     connections: int = 0
+    narrow: bool = False
+    """Whether new connections have as little room on their way as can be."""
+    turned_away: set[int] = field(default_factory=set[int])
+    """Ports of those who connected and whom nobody heard at the far end."""
     rewrite: "Callable[[], Rewrite] | None" = None
     _pairs: set[_Pair] = field(default_factory=set[_Pair])
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,11 +92,17 @@ class Link:
         """The far end goes and the near one is not told; how many connections."""
         return self.links.run(self._half_open())
 
+    def vanish(self) -> int:
+        """Who connected goes and the far end is not told, nor is it heard any more."""
+        return self.links.run(self._vanish())
+
     async def _set(self, weather: Weather) -> None:
         self.weather = weather
         if not weather.hold_down:
-            for pair in [pair for pair in self._pairs if pair.half_open]:
-                _reset(pair.near)
+            for pair in self._pairs:
+                pair.deaf = False
+                if pair.untold is not None:
+                    _reset(pair.untold)
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -96,14 +114,23 @@ class Link:
 
     async def _half_open(self) -> int:
         for pair in self._pairs:
-            pair.half_open = True
+            pair.untold = pair.near
             _reset(pair.far)
         return len(self._pairs)
+
+    async def _vanish(self) -> int:
+        gone = [pair for pair in self._pairs if pair.untold is None]
+        for pair in gone:
+            pair.untold, pair.deaf = pair.far, True
+            _reset(pair.near)
+        return len(gone)
 
     async def accept(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """A connection from its beginning to its end."""
+        port = _port_of(writer)
+        self.turned_away.add(port)
         if self.weather.refuse:
             _reset(writer)
             return
@@ -114,6 +141,7 @@ class Link:
             if isinstance(error, OSError):
                 return
             raise
+        self.turned_away.discard(port)
         self.connections += 1
         pair = _Pair(writer, far)
         self._pairs.add(pair)
@@ -133,7 +161,18 @@ class Link:
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if isinstance(self.target, Path):
             return await asyncio.open_unix_connection(str(self.target))
-        return await asyncio.open_connection(*self.target)
+        if not self.narrow:
+            return await asyncio.open_connection(*self.target)
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, NARROW_BYTES)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, NARROW_SEGMENT)
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, self.target)
+        except BaseException:
+            sock.close()
+            raise
+        return await asyncio.open_connection(sock=sock, limit=NARROW_BYTES)
 
     async def _read(
         self, pair: _Pair, reader: asyncio.StreamReader, queue: Queue, *, down: bool
@@ -145,9 +184,11 @@ class Link:
                 sent = rewrite.feed(chunk) if rewrite is not None else chunk
                 if sent:
                     await queue.put((clock() + self.weather.delay_s, sent))
-        if not pair.half_open:
+                while down and (self.weather.unread or pair.deaf):
+                    await self._changed.wait()
+        if pair.untold is None:
             await queue.put((clock() + self.weather.delay_s, b""))
-        elif not down:
+        elif pair.untold is (pair.far if down else pair.near):
             for each in pair.queues:
                 await each.put((0.0, b""))
 
@@ -188,6 +229,11 @@ class Rewrite:
 
     def feed(self, chunk: bytes) -> bytes:
         return chunk
+
+
+def _port_of(writer: asyncio.StreamWriter) -> int:
+    peer = writer.get_extra_info("peername")
+    return int(peer[1]) if peer else 0
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

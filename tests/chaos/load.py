@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 from tests.chaos.site import ChaosSite
@@ -126,11 +126,15 @@ class Ledger(Asking):
             entry.left = self._leavers and entry.streams and number % 7 == 6
             self.entries.append(entry)
         asks = _stream if entry.streams else _whole
+        ports = _Ports()
+        how = _How(self._headers, {"trace": ports})
         try:
-            asks(self._site.gateways[entry.gateway], entry, self._headers)
+            asks(self._site.gateways[entry.gateway], entry, how)
         except httpx.TransportError as error:
             entry.broken = repr(error)
-            entry.unreached = isinstance(error, httpx.ConnectError)
+            link = self._site.cluster.to_gateway[f"gateway-{entry.gateway}"]
+            alone = bool(ports.own & link.turned_away)
+            entry.unreached = alone or isinstance(error, httpx.ConnectError)
         entry.ended_s = time.monotonic()
         if not entry.finished:
             self.stop.wait(self._pause_s)
@@ -167,6 +171,24 @@ class Ledger(Asking):
         return f"{len(self.entries)} requests: {told}"
 
 
+class _Ports:
+    """The ports from which one request's new connections went out."""
+
+    def __init__(self) -> None:
+        self.own: set[int] = set()
+
+    def __call__(self, event: str, info: Mapping[str, Any]) -> None:
+        if event == "connection.connect_tcp.complete":
+            self.own.add(info["return_value"].get_extra_info("client_addr")[1])
+
+
+class _How(NamedTuple):
+    """What goes with a request besides its body."""
+
+    headers: Mapping[str, str]
+    extensions: Mapping[str, Any]
+
+
 def _body(client: Client, entry: Entry) -> dict[str, Any]:
     return {
         "model": client.model,
@@ -179,9 +201,9 @@ def _body(client: Client, entry: Entry) -> dict[str, Any]:
     }
 
 
-def _whole(client: Client, entry: Entry, headers: Mapping[str, str]) -> None:
+def _whole(client: Client, entry: Entry, how: _How) -> None:
     body = _body(client, entry)
-    response = client.http.post("/v1/completions", json=body, headers=headers)
+    response = client.http.post("/v1/completions", json=body, **how._asdict())
     if response.status_code != OK:
         _error(entry, response)
         return
@@ -196,10 +218,10 @@ def _error(entry: Entry, response: httpx.Response) -> None:
     entry.retry_after = response.headers.get("retry-after")
 
 
-def _stream(client: Client, entry: Entry, headers: Mapping[str, str]) -> None:
+def _stream(client: Client, entry: Entry, how: _How) -> None:
     body = {**_body(client, entry), "stream": True}
-    asking = client.http.stream("POST", "/v1/completions", json=body, headers=headers)
-    with asking as response:
+    path = "/v1/completions"
+    with client.http.stream("POST", path, json=body, **how._asdict()) as response:
         if response.status_code != OK:
             response.read()
             _error(entry, response)

@@ -1,8 +1,9 @@
 """Two pretended hosts with one of each role, and a link of ours between every pair.
 
 Each role reaches NATS over a link of its own, others reach its transfer port over
-another, and all reach PostgreSQL over a third kind. Each host has a file system in
-memory and a disk of its own, so that either can be full or fail alone.
+another, all reach PostgreSQL over a third kind, and clients reach a gateway over a
+fourth. Each host has a file system in memory and a disk of its own, so that either can
+be full or fail alone.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import msgspec
-from tests.chaos.link import Link, Links
+from tests.chaos.link import CLEAR, Link, Links
 from tests.chaos.model import chaos_model
 from tests.e2e.system import Client, Site, alive, wait_for
 from tests.integration.cluster import Cluster, RoleProcess
@@ -38,6 +39,9 @@ DRAM_BYTES = 16 << 20
 SLAB_BYTES = 4 << 20
 """Room for some twenty blocks on each host: less than the load's prompts have."""
 SSD_BYTES = 256 << 20
+DISK_MIB = 320
+CLIENT_STALL_S = 10.0
+"""A client that takes nothing for so long, to twice that, is cut off."""
 TRANSFER_HOST = "127.0.1.1"
 """Where links to transfer ports listen; the ports themselves are on 127.0.0.1."""
 TWIN_PORTS = range(20_000, 32_000)
@@ -85,6 +89,7 @@ class LinkedCluster(Cluster):
         self.links = links
         self.to_nats: dict[str, Link] = {}
         self.to_transfer: dict[str, Link] = {}
+        self.to_gateway: dict[str, Link] = {}
         self.catalog = catalog
         worker = {"model": str(model), "threads": 1}
         super().__init__(
@@ -98,7 +103,11 @@ class LinkedCluster(Cluster):
             settings={
                 "prefill": worker,
                 "decode": worker,
-                "gateway": {"model": str(model), "drain_s": 5.0},
+                "gateway": {
+                    "model": str(model),
+                    "drain_s": 5.0,
+                    "client_stall_s": CLIENT_STALL_S,
+                },
                 "store": {
                     "dram_bytes": DRAM_BYTES,
                     "slab_bytes": SLAB_BYTES,
@@ -122,29 +131,45 @@ class LinkedCluster(Cluster):
     @override
     def add(self, role: str, number: int, **settings: object) -> RoleProcess:
         name = f"{role}-{number}"
+        own = {"catalog": self.catalog, **self.reaches(name, number)}
+        if role == "store":
+            own["ssd_dir"] = str(self.disk(number) / "blocks")
+        process = super().add(role, number, **{**own, **settings})
+        if role == "gateway" and name not in self.to_gateway:
+            host, _, port = process.http_url.removeprefix("http://").partition(":")
+            self.to_gateway[name] = self.links.add((host, int(port)))
+        return process
+
+    def reaches(self, name: str, host: int) -> dict[str, object]:
+        """Settings by which a role reaches others and they reach it: all over links."""
+        del host
         if name not in self.to_nats:
             self.to_nats[name] = self.links.add(("127.0.0.1", self.nats.port))
             port = twin_port()
             self.to_transfer[name] = self.links.add(
                 ("127.0.0.1", port), TRANSFER_HOST, port
             )
-        own: dict[str, object] = {
+        return {
             "nats": f"nats://127.0.0.1:{self.to_nats[name].port}",
             "transfer_port": self.to_transfer[name].port,
             "advertise": TRANSFER_HOST,
-            "catalog": self.catalog,
         }
-        if role == "store":
-            own["ssd_dir"] = str(self.disk(number) / "blocks")
-        return super().add(role, number, **{**own, **settings})
+
+    @property
+    def all_links(self) -> list[Link]:
+        by_kind = (self.to_nats, self.to_transfer, self.to_gateway)
+        return [link for kind in by_kind for link in kind.values()]
 
 
 class ChaosSite(Site):
     """The running system, what breaks it, and what must hold when all is over."""
 
+    postgres_host = "127.0.0.1"
+    """Where the hosts reach the link to PostgreSQL."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._stack = ExitStack()
+        self.stack = ExitStack()
         self.cluster: LinkedCluster
         self.model_folder: Path
         self.links: Links
@@ -159,38 +184,47 @@ class ChaosSite(Site):
         try:
             self._start()
         except BaseException:
-            self._stack.close()
+            self.stack.close()
             raise
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._stack.close()
+        self.stack.close()
 
     def _start(self) -> None:
-        stack = self._stack
+        stack = self.stack
+        self.prepare()
         self.links = stack.enter_context(Links())
         self.postgres = stack.enter_context(postgres_server())
         url = asyncio.run(self.postgres.create_database())
         assert self.postgres.folder is not None, "a server of our own is killed here"
-        self.to_postgres = self.links.add(self.postgres.folder / ".s.PGSQL.5432")
+        self.to_postgres = self.links.add(
+            self.postgres.folder / ".s.PGSQL.5432", self.postgres_host
+        )
         name = url.partition("?")[0].rpartition("/")[2]
-        catalog = (
-            f"postgresql+asyncpg://postgres@127.0.0.1:{self.to_postgres.port}/{name}"
-        )
+        at = f"{self.postgres_host}:{self.to_postgres.port}"
+        catalog = f"postgresql+asyncpg://postgres@{at}/{name}"
         self.model_folder = chaos_model(self.folder / "model")
-        self.cluster = LinkedCluster(
-            self.folder / "c", self.links, catalog, self.model_folder
-        )
+        self.cluster = self.made_cluster(catalog)
         for host in range(HOSTS):
             self._mount(host)
         stack.enter_context(self.cluster)
         self.cluster.wait_ready(READY_LIMIT_S)
         for number in range(HOSTS):
-            client = Client(self.cluster[f"gateway-{number}"].http_url)
+            link = self.cluster.to_gateway[f"gateway-{number}"]
+            client = Client(f"http://127.0.0.1:{link.port}")
             stack.callback(client.close)
+            assert client.model
             self.gateways.append(client)
-        super().__init__(self.gateways[0].url)
+        super().__init__(self.cluster["gateway-0"].http_url)
         stack.callback(self.close)
+
+    def prepare(self) -> None:
+        """What must be there before anything else."""
+
+    def made_cluster(self, catalog: str) -> LinkedCluster:
+        """The processes, before any is started."""
+        return LinkedCluster(self.folder / "c", self.links, catalog, self.model_folder)
 
     def _mount(self, host: int) -> None:
         memory, disk = self.cluster.memory(host), self.cluster.disk(host)
@@ -198,10 +232,13 @@ class ChaosSite(Site):
         run(
             *("mount", "-t", "tmpfs", "-o", f"size={MEMORY_MIB}m", "tmpfs"), str(memory)
         )
-        self._stack.callback(run, "umount", "-l", str(memory))
+        self.stack.callback(run, "umount", "-l", str(memory))
         behind = self.behind(host)
         for each in (disk, behind):
             each.mkdir()
+        room = f"size={DISK_MIB}m"
+        run("mount", "-t", "tmpfs", "-o", room, "tmpfs", str(behind))
+        self.stack.callback(run, "umount", "-l", str(behind))
         process = subprocess.Popen(
             [sys.executable, str(FAILING_FS), str(disk), str(behind)],
             stdout=subprocess.PIPE,
@@ -218,7 +255,7 @@ class ChaosSite(Site):
             assert process.stdout is not None
             process.stdout.close()
 
-        self._stack.callback(end)
+        self.stack.callback(end)
 
     def behind(self, host: int) -> Path:
         """The folder that a host's disk shows; ``.fail`` in it makes calls fail."""
@@ -318,15 +355,12 @@ class ChaosSite(Site):
 
     def undo(self) -> None:
         """End whatever was begun and not ended: for a round that failed."""
-        for link in (
-            *self.cluster.to_nats.values(),
-            *self.cluster.to_transfer.values(),
-            self.to_postgres,
-        ):
-            link.set(link.weather.__class__())
-            link.rewrite = None
+        for link in (*self.cluster.all_links, self.to_postgres):
+            link.set(CLEAR)
+            link.rewrite, link.narrow = None, False
         for host in range(HOSTS):
             (self.behind(host) / ".fail").unlink(missing_ok=True)
+            (self.behind(host) / "filler").unlink(missing_ok=True)
             (self.cluster.memory(host) / "filler").unlink(missing_ok=True)
         for name, process in self.cluster.processes.items():
             if process.alive:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.chaos.link import CLEAR, SILENT, Link, Links, Weather
 from tests.chaos.load import TOKENS, Allowed, Entry, judge
-from tests.chaos.shuffle import Shuffled
+from tests.chaos.shuffle import Lossy, Shuffled
 from tests.chaos.table import kinds, written
 from tests.chaos.watch import Sample, leaks
 from tests.e2e.fault_rounds import Question
@@ -96,6 +96,15 @@ def test_messages_are_shuffled_and_none_is_lost() -> None:
     assert said != sorted(said, key=int)
 
 
+def test_some_messages_of_a_subject_are_lost() -> None:
+    frames = [b"MSG %b 1 1\r\nx\r\n" % (b"a.blocks", b"b")[n % 2] for n in range(400)]
+    lossy = Lossy(random.Random(1), b".blocks", 0.3)  # noqa: S311
+    out = lossy.feed(b"".join(frames))
+    assert out.count(b"MSG b") == 200
+    assert out.count(b"MSG a.blocks") == 200 - lossy.lost
+    assert 30 < lossy.lost < 90
+
+
 @pytest.fixture
 def far() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -153,6 +162,53 @@ def test_a_half_open_link_tells_one_end_only(far: socket.socket) -> None:
             near.settimeout(5)
             with pytest.raises(ConnectionResetError):
                 near.recv(9)
+
+
+def test_who_vanishes_is_not_missed_at_the_far_end(far: socket.socket) -> None:
+    with Links() as links:
+        link = links.add(("127.0.0.1", far.getsockname()[1]))
+        link.narrow = True
+        near, other = joined(link, far)
+        with near, other:
+            assert link.vanish() == 1
+            with pytest.raises(ConnectionResetError):
+                near.recv(9)
+            other.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                other.sendall(bytes(1 << 20))
+            link.set(CLEAR)
+            other.settimeout(5)
+            with pytest.raises(OSError, match="reset"):
+                other.recv(9)
+
+
+def test_what_is_unread_fills_the_way(far: socket.socket) -> None:
+    with Links() as links:
+        link = links.add(("127.0.0.1", far.getsockname()[1]))
+        link.narrow = True
+        near, other = joined(link, far)
+        with near, other:
+            link.set(Weather(unread=True))
+            other.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                other.sendall(bytes(1 << 20))
+            link.set(CLEAR)
+            assert near.recv(9)
+
+
+def test_a_link_knows_whom_nobody_heard(far: socket.socket) -> None:
+    with Links() as links:
+        port = far.getsockname()[1]
+        link = links.add(("127.0.0.1", port))
+        near, other = joined(link, far)
+        with near, other:
+            assert not link.turned_away
+        far.close()
+        with socket.create_connection(("127.0.0.1", link.port), 5) as alone:
+            own = alone.getsockname()[1]
+            with pytest.raises(ConnectionResetError):
+                alone.recv(9)
+        assert own in link.turned_away
 
 
 def test_a_slow_link_is_late_by_so_much(far: socket.socket) -> None:

@@ -9,9 +9,10 @@ import pytest
 from tests.chaos.link import CLEAR, SILENT, Link, Weather
 from tests.chaos.load import Allowed
 from tests.chaos.rounds import disturbed
-from tests.chaos.shuffle import Shuffled
+from tests.chaos.shuffle import Lossy, Shuffled
 from tests.chaos.site import ChaosSite
 from tests.e2e.fault_rounds import Question
+from tests.e2e.oracle.prompts import text_tokens
 from tests.e2e.system import wait_for
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
@@ -20,6 +21,9 @@ CUT_OFF_S = 15.0
 SILENT_S = 240.0
 SLOW = Weather(delay_s=0.05)
 UNREACHED = Allowed(errors=("503",))
+LOSSY_S = 20.0
+LOST = 0.3
+SLEPT_S = 8.0
 
 
 @contextmanager
@@ -185,3 +189,75 @@ def test_messages_come_twice_and_in_another_order(
         assert swapped > 100
         it.did(twice + swapped)
         it.saw(f"{twice} messages twice, {swapped} swapped")
+
+
+def each_exact(site: ChaosSite) -> bool:
+    """Whether each conductor says that its index is exact, and both know as much."""
+    told = [site.cluster[f"conductor-{number}"].metrics() for number in (0, 1)]
+    blocks = {each["kvtide_conductor_indexed_blocks"] for each in told}
+    return len(blocks) == 1 and all(
+        each["kvtide_conductor_index_exact"] == 1 for each in told
+    )
+
+
+def written(site: ChaosSite) -> float:
+    """How often workers have put blocks into the pool: the index changes with each."""
+    return site.counted("kvtide_pool_commits_total")
+
+
+def test_news_of_blocks_are_lost(site: ChaosSite, asked: Sequence[Question]) -> None:
+    """As when a subscriber is too slow: gaps are seen, and the whole is pulled."""
+    lossy: list[Lossy] = []
+
+    def made() -> Lossy:
+        lossy.append(Lossy(random.Random(len(lossy)), b".blocks.", LOST))  # noqa: S311
+        return lossy[-1]
+
+    names = [name for name in site.cluster.to_nats if not name.startswith("store")]
+    links = [site.cluster.to_nats[name] for name in names]
+    done = (
+        f"{LOST:.0%} of what is said of blocks lost on its way to all, {LOSSY_S:.0f} s"
+    )
+    with disturbed(site, asked, "F8", done, UNREACHED) as it:
+        for link in links:
+            link.rewrite = made
+            link.cut()
+            link.set(CLEAR)
+        began_s = time.monotonic()
+        ask_anew(site, began_s + LOSSY_S)
+        it.load.answered(2)
+        it.did(sum(each.lost for each in lossy))
+        wait_for(lambda: each_exact(site), 60, "exact while messages are lost", 0.3)
+        for link in links:
+            link.rewrite = None
+            link.cut()
+            link.set(CLEAR)
+        wait_for(
+            lambda: each_exact(site), 60, "both conductors' indexes are exact", 0.3
+        )
+        assert it.times >= 10
+        it.saw("both conductors knew as many blocks and called their index exact")
+
+
+def ask_anew(site: ChaosSite, end_s: float) -> None:
+    """Prompts that nobody asked before, so that the pool changes all the time."""
+    while time.monotonic() < end_s:
+        start = random.SystemRandom().randrange(200_000, 100_000_000)
+        site.complete(text_tokens(site.tokenize, 200, start), 1)
+
+
+def test_a_conductor_sleeps(site: ChaosSite, asked: Sequence[Question]) -> None:
+    """It is stopped while the index changes; what it missed comes late or is pulled."""
+    done = (
+        f"SIGSTOP of a conductor, {SLEPT_S:.0f} s, while the pool changes, three times"
+    )
+    with disturbed(site, asked, "F8", done, UNREACHED) as it:
+        for name in ("conductor-0", "conductor-1", "conductor-0"):
+            before = written(site)
+            site.stop(name)
+            it.did()
+            ask_anew(site, time.monotonic() + SLEPT_S)
+            site.go_on(name)
+            assert written(site) > before, "the pool has not changed"
+            wait_for(lambda: each_exact(site), 90, "both indexes are exact", 0.3)
+        it.saw("both conductors knew as many blocks and called their index exact")

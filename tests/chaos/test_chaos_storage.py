@@ -1,6 +1,5 @@
 """Memory, disks and the database fail or are spoilt, under load."""
 
-import asyncio
 import contextlib
 import random
 import time
@@ -9,10 +8,9 @@ from mmap import mmap
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import create_async_engine
 from tests.chaos.link import CLEAR, SILENT, Weather
 from tests.chaos.load import Ledger
+from tests.chaos.records import rows
 from tests.chaos.rounds import disturbed
 from tests.chaos.site import ChaosSite
 from tests.e2e.fault_rounds import Question
@@ -83,8 +81,8 @@ def test_slots_are_used_again(site: ChaosSite, asked: Sequence[Question]) -> Non
 
 
 def fill(path: Path) -> None:
-    """Until there is no room."""
-    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+    """Until there is no room, or no more of it."""
+    with path.open("ab", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(64 * KIB)):
             pass
 
@@ -141,24 +139,40 @@ def test_a_disk_fails(site: ChaosSite, asked: Sequence[Question], calls: str) ->
         site.restart("store-1")
 
 
-def rows(site: ChaosSite) -> int:
-    """Requests that the catalog has."""
+def demoted(site: ChaosSite) -> float:
+    return site.cluster["store-1"].metrics()["kvtide_store_ssd_demoted_total"]
 
-    folder = str(site.postgres.folder)
-    name = site.cluster.catalog.rpartition("/")[2]
 
-    async def count() -> int:
-        engine = create_async_engine(
-            f"postgresql+asyncpg://postgres@/{name}?host={folder}"
+def test_a_disk_is_full(site: ChaosSite, asked: Sequence[Question]) -> None:
+    """It takes no more and is read on; with room again it is written again."""
+    filler = site.behind(1) / "filler"
+    with disturbed(site, asked, "F13", "a host's disk filled to the last page") as it:
+        wait_for(
+            lambda: site.loads("store")["store-1"]["ssd_blocks"] > 0, 60, "blocks there"
         )
-        try:
-            async with engine.connect() as there:
-                told = await there.execute(text("SELECT count(*) FROM requests"))
-                return int(told.scalar_one())
-        finally:
-            await engine.dispose()
+        told: list[str] = []
 
-    return asyncio.run(count())
+        def is_full() -> bool:
+            fill(filler)  # also what the store gives back
+            if is_ill(site):
+                told.append(site.loads("store")["store-1"]["ssd_reason"])
+            return bool(told) and "space" in told[-1]
+
+        wait_for(is_full, 120, f"the store says that its disk is full; {told}", 0.3)
+        it.did()
+        it.saw(f"the store said: {told[-1].rpartition(': ')[2]}")
+        fill(filler)
+        it.load.answered(6)
+        filler.unlink()
+        wait_for(lambda: not is_ill(site), 120, "the store writes again", 0.5)
+        before = demoted(site)
+        wait_for(
+            lambda: not is_ill(site) and demoted(site) > before,
+            120,
+            "blocks go to the disk again",
+            0.3,
+        )
+        it.saw("written again when there was room")
 
 
 def recorded(site: ChaosSite, before: int, load: Ledger) -> None:

@@ -54,6 +54,7 @@ class RoleProcess:
     settings: dict[str, object]
     log: Path
     http_url: str = ""
+    prefix: tuple[str, ...] = ()
     popen: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -67,13 +68,17 @@ class RoleProcess:
 
     @property
     def command(self) -> list[str]:
-        """A worker with both roles is the command line's; others are ``serve``."""
+        """A worker with both roles is the command line's; others are ``serve``.
+
+        ``prefix`` is a command that becomes the process, such as ``ip netns exec NAME``.
+        """
         if self.role != "worker":
-            return [sys.executable, str(_SCRIPT), self.role, json.dumps(self.settings)]
+            given = (self.role, json.dumps(self.settings))
+            return [*self.prefix, sys.executable, str(_SCRIPT), *given]
         flags = (
             f"--{key.replace('_', '-')}={value}" for key, value in self.settings.items()
         )
-        return [sys.executable, "-m", "kvtide.cli", "worker", *flags]
+        return [*self.prefix, sys.executable, "-m", "kvtide.cli", "worker", *flags]
 
     def start(self, environment: Mapping[str, str]) -> None:
         with self.log.open("ab") as log:
@@ -156,6 +161,16 @@ class Cluster:
         """The shared memory of one pretended host."""
         return Path("/dev/shm") / f"kvtide-test-{os.getpid()}-{self.folder.name}-{host}"  # noqa: S108 - memory is what is wanted
 
+    def prefix(self, host: int) -> tuple[str, ...]:
+        """The command that starts what runs on a pretended host; here none."""
+        del host
+        return ()
+
+    def http_url(self, host: int, port: int) -> str:
+        """Where a test reaches a port of a pretended host."""
+        del host
+        return f"http://127.0.0.1:{port}"
+
     def __enter__(self) -> Self:
         try:
             self.start()
@@ -199,7 +214,8 @@ class Cluster:
             role,
             {**common, **own, **settings},
             self.folder / f"{name}.log",
-            f"http://127.0.0.1:{port}",
+            self.http_url(number % self._hosts, port),
+            self.prefix(number % self._hosts),
         )
         process.start(_environment())
         self.processes[name] = process
