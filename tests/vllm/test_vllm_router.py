@@ -90,6 +90,12 @@ def blocks(cluster: Cluster, number: int) -> float:
     return cluster[f"router-{number}"].metrics().get("kvtide_router_blocks", 0.0)
 
 
+def indexed(cluster: Cluster) -> float:
+    """Blocks that the conductor knows of."""
+    metrics = cluster["conductor-0"].metrics()
+    return metrics.get("kvtide_conductor_indexed_blocks", 0.0)
+
+
 async def why(cluster: Cluster, request: str) -> Explanation:
     settings = RoleSettings(nats=cluster.nats.url, state_dir=cluster.state_dir)
     return await find_explanation(settings, request)
@@ -102,6 +108,7 @@ async def test_a_prefix_goes_to_the_engine_that_has_it(
     for topic in ("harbours", "orchards", "glaciers"):
         prompt = f"A list of {topic}: {WORDS} In short, {topic} are"
         before = [blocks(cluster, number) for number in range(2)]
+        known = indexed(cluster)
         first, name = ask(cluster, prompt)
         assert first["choices"][0]["text"] == alone(servers[0], prompt)
         decision = await why(cluster, name)
@@ -112,6 +119,7 @@ async def test_a_prefix_goes_to_the_engine_that_has_it(
             lambda n=number, had=before: blocks(cluster, n) > had[n],
             "the index has the prompt",
         )
+        wait_for(lambda had=known: indexed(cluster) > had, "the conductor knows of it")
         second, name = ask(cluster, prompt + " well known, and")
         decision = await why(cluster, name)
         best = decision.candidates[0]
