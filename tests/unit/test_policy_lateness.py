@@ -1,17 +1,20 @@
 """How late first tokens come is learnt from requests that have ended."""
 
 import random
+from dataclasses import replace
 
 import msgspec
 import pytest
-from tests.unit.conductor_cluster import beat, ended, ref
+from tests.unit.conductor_cluster import admit, beat, ended, ref
 from tests.unit.test_conductor_dispatcher import World
 
+from kvtide.bus.messages import Rejected
 from kvtide.conductor.dispatcher import Dispatcher
 from kvtide.conductor.events import EndHeard, MemberSeen
 from kvtide.conductor.serving import ServingRules
-from kvtide.kv import Role
-from kvtide.policy import LatenessFit
+from kvtide.kv import NodeId, Role
+from kvtide.policy import Ask, CrowdFit, Estimate, LatenessFit, Targets
+from kvtide.policy.admission import overload
 
 
 def test_overheads_and_shares_are_found_in_spite_of_outliers() -> None:
@@ -39,6 +42,53 @@ def test_little_is_believed_of_few_requests_and_never_much() -> None:
         fit.add(0, 100, 1e9)
     assert fit.known is not None
     assert fit.known.rest_share <= 4
+
+
+def test_what_each_open_request_costs_is_an_upper_quartile_of_what_was_seen() -> None:
+    crowd = CrowdFit()
+    for number in range(9):
+        crowd.add(4, 100, 100 + 4 * 50)
+        assert crowd.ms(4) == 0, number
+    crowd.add(0, 100, 1e9)
+    assert crowd.ms(4) == 0
+    crowd.add(4, 100, float("nan"))
+    crowd.add(4, 100, 1e9)
+    assert crowd.ms(8) == pytest.approx(8 * 50)
+    assert crowd.ms(0) == 0
+    for _ in range(41):
+        crowd.add(2, 100, 90)
+    assert crowd.ms(8) == 0, "never earlier than predicted"
+
+
+@pytest.mark.parametrize("each_ms", [0.0, 400.0])
+def test_a_target_is_held_against_what_open_requests_cost(each_ms: float) -> None:
+    """Four are open at a time; each makes the first token of another one later."""
+    made = World(Dispatcher(ref("c1")))
+    for each in (beat("p1", Role.PREFILL), beat("d1", Role.DECODE)):
+        made.handle(MemberSeen(each))
+    predicted_ms: dict[int, float] = {}
+    for number in range(40):
+        cost = made.placed(request=f"r{number}", tokens=1000, chain=()).chosen
+        predicted_ms[number] = cost.ttft_ms
+        made.now_s += 1
+        if number >= 3:
+            came_ms = predicted_ms[number - 3] + 3 * each_ms
+            over = msgspec.structs.replace(ended(f"r{number - 3}"), ttft_ms=came_ms)
+            made.handle(EndHeard(over))
+    # alone the parts add up to 4056 ms, three others' queue included
+    question = admit("late", tokens=1000, chain=(), ttft_ms=4500.0)
+    answer, _ = made.ask(question)
+    assert isinstance(answer, Rejected) == (each_ms > 0), answer
+
+
+def test_a_refusal_says_what_is_owed_to_the_crowd() -> None:
+    ask = Ask(1000, 100, 64, 1, ttft_ms=1000.0, crowd_ms=600.0)
+    cost = Estimate(NodeId("p"), NodeId("d"), 0, 0.0, 0.0, 500.0, 500.0, 30.0)
+    assert overload(replace(ask, crowd_ms=0.0), cost, Targets()) is None
+    late = overload(ask, cost, Targets())
+    assert late is not None
+    assert "1100 ms (600 of them because of all that is open)" in late.reason
+    assert late.retry_after_ms == pytest.approx(100)
 
 
 def served(made: World, number: int) -> float:

@@ -32,7 +32,7 @@ from kvtide.policy.columns import (
 )
 from kvtide.policy.cost import CostModel, DecodeCost, Loader, Plan, Run
 from kvtide.policy.curves import CostSeeds, LoadCurve, PrefillCurve, StepCurve
-from kvtide.policy.lateness import Lateness, LatenessFit
+from kvtide.policy.lateness import CrowdFit, Lateness, LatenessFit
 from kvtide.policy.readable import ReadablePolicy
 from kvtide.policy.rules import PolicyName, PolicyRules, RankRule, ReuseRule, rules_of
 from kvtide.policy.scoring import ColumnPolicy
@@ -50,6 +50,7 @@ __all__ = [
     "Copy",
     "CostModel",
     "CostSeeds",
+    "CrowdFit",
     "DecodeColumns",
     "DecodeCost",
     "DecodeWorker",

@@ -94,6 +94,7 @@ def overload(ask: Ask, best: Estimate, targets: Targets) -> Overload | None:
     as is too much; the caller knows better when decode will have room.
     """
     share = targets.share(ask.priority)
+    first_ms = best.ttft_ms + ask.crowd_ms
     wait_ms = max(best.queue_ms, best.wait_ms)
     where = Bottleneck.DECODE if best.wait_ms > best.queue_ms else Bottleneck.PREFILL
     of_share = "" if share == 1 else f" ({share:.0%} of it for work that may be shed)"
@@ -106,19 +107,22 @@ def overload(ask: Ask, best: Estimate, targets: Targets) -> Overload | None:
         return Overload(reason, where, max(LEAST_RETRY_MS, wait_ms - limit_ms))
     ttft_ms = targets.ttft_ms if ask.ttft_ms is None else ask.ttft_ms
     tbt_ms = targets.tbt_ms if ask.tbt_ms is None else ask.tbt_ms
-    prefill_load = 0.0 if ttft_ms is None else best.ttft_ms / max(ttft_ms, 1e-6)
+    prefill_load = 0.0 if ttft_ms is None else first_ms / max(ttft_ms, 1e-6)
     decode_load = 0.0
     if tbt_ms is not None and targets.early:
         decode_load = best.tbt_ms / max(tbt_ms, 1e-6)
     if max(prefill_load, decode_load) <= share:
         return None
     if ttft_ms is not None and prefill_load >= decode_load:
-        over_ms = best.ttft_ms - ttft_ms * share
+        over_ms = first_ms - ttft_ms * share
+        crowd = ""
+        if ask.crowd_ms >= 1:
+            crowd = f" ({ask.crowd_ms:.0f} of them because of all that is open)"
         reason = (
-            f"the first token would take {best.ttft_ms:.0f} ms, the target is "
+            f"the first token would take {first_ms:.0f} ms{crowd}, the target is "
             f"{ttft_ms:.0f} ms{of_share}"
         )
-        if over_ms > wait_ms:
+        if over_ms > wait_ms + ask.crowd_ms:
             even = f"{reason}, which even idle workers would miss"
             return Overload(even, where, None)
         return Overload(reason, where, max(LEAST_RETRY_MS, over_ms))

@@ -4,6 +4,7 @@ What no part's own cost has: tokenising, messages, slots to be granted, steps be
 chunks, cores that others use too. Fitted to requests that have ended.
 """
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,6 +16,8 @@ from kvtide.policy.fitting import FitRules, RobustFit
 T = TypeVar("T", float, NDArray[np.float64])
 
 _CONFIDENT = 10
+_WINDOW = 41
+_QUANTILE = 0.75
 _SPREAD = (50.0, 0.3, 0.3)
 _RULES = FitRules(forget=0.98, pull=0.1)
 _LEAST_SHARE = 0.25
@@ -62,6 +65,32 @@ class LatenessFit:
     def known(self) -> Lateness | None:
         """What is believed; None before enough was seen."""
         return self._known
+
+
+class CrowdFit:
+    """By how much each open request makes the first token of another one later.
+
+    Beyond what was predicted: they share cores, gateways and a bus, of which no cost
+    knows. The upper quartile of the latest, so that three of four keep a target that
+    is held against it. Bounded; nothing where predictions hold.
+    """
+
+    def __init__(self) -> None:
+        """Nothing has ended: no request makes another one later."""
+        self._late_ms: deque[float] = deque(maxlen=_WINDOW)
+        self._each_ms = 0.0
+
+    def add(self, others: int, predicted_ms: float, actual_ms: float) -> None:
+        """A first token came, of a request at whose placement so many were open."""
+        if others <= 0 or not np.isfinite(actual_ms - predicted_ms):
+            return
+        self._late_ms.append((actual_ms - predicted_ms) / others)
+        if len(self._late_ms) >= _CONFIDENT:
+            self._each_ms = max(0.0, float(np.quantile(self._late_ms, _QUANTILE)))
+
+    def ms(self, others: int) -> float:
+        """How much later than predicted a first token comes beside so many."""
+        return self._each_ms * others
 
 
 def _bounded(share: float) -> float:

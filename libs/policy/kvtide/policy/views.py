@@ -33,7 +33,9 @@ class Ask:
     of the decision, from which policies that don't look choose. ``answer_tokens`` is the
     length that the answer is expected to have, 0 if nothing is known. Below 0,
     ``priority`` is work that may be shed. ``lateness``: by how much first tokens were
-    seen to come later than the parts of a placement add up to. ``one_node``: prefill and
+    seen to come later than the parts of a placement add up to. ``crowd_ms`` is how much
+    later than predicted they come with as much open as there is: whether the request is
+    taken hangs on it, not where it goes. ``one_node``: prefill and
     decode must be on the same node, whose own blocks alone are of use.
     """
 
@@ -48,6 +50,7 @@ class Ask:
     turn: int = 0
     answer_tokens: float = 0.0
     lateness: Lateness | None = None
+    crowd_ms: float = 0.0
     one_node: bool = False
 
     @property

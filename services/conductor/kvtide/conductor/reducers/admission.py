@@ -183,6 +183,9 @@ class Admission:
             turn=self._turn,
             answer_tokens=self._known.outlook.answer_tokens(max_new_tokens),
             lateness=self._known.calibration.of(admit.model),
+            crowd_ms=self._known.calibration.crowd_ms(
+                admit.model, len(self._known.bookings)
+            ),
             one_node=facts.self_contained,
         )
 
@@ -309,9 +312,10 @@ class Admission:
             sources=tuple(sorted({copy.slot.node for copy in chosen.reuse})),
         )
         known = self._known
+        others = len(known.bookings)
         known.bookings.book(booking_of(made, now_s))
         known.outlook.placed(made, now_s)
-        known.calibration.placed(made, chosen.estimate, ask.lateness)
+        known.calibration.placed(made, chosen.estimate, ask.lateness, others)
         self._pending(admit, ask, chosen, now_s)
         known.answers.keep(admit, answer, now_s)
         candidates = tuple(shown(estimate) for estimate in verdict.candidates)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvtide.bus.messages import Outcome, PlacementMade, RequestEnded
 from kvtide.kv import RequestId
-from kvtide.policy import Estimate, Lateness, LatenessFit
+from kvtide.policy import CrowdFit, Estimate, Lateness, LatenessFit
 
 _MOST_OPEN = 10_000
 _MOST_MODELS = 256
@@ -19,6 +19,8 @@ class _Open:
     attempt: int
     queue_ms: float
     rest_ms: float
+    ttft_ms: float
+    others: int
 
 
 class Calibration:
@@ -29,6 +31,7 @@ class Calibration:
         self._enabled = enabled
         self._open: OrderedDict[RequestId, _Open] = OrderedDict()
         self._fits: OrderedDict[str, LatenessFit] = OrderedDict()
+        self._crowds: OrderedDict[str, CrowdFit] = OrderedDict()
         self._next_s = 0.0
 
     def of(self, model: str) -> Lateness | None:
@@ -36,17 +39,26 @@ class Calibration:
         fit = self._fits.get(model)
         return fit.known if fit is not None else None
 
+    def crowd_ms(self, model: str, others: int) -> float:
+        """How much later than predicted a first token comes beside so many requests."""
+        crowd = self._crowds.get(model)
+        return crowd.ms(others) if crowd is not None else 0.0
+
     def placed(
-        self, made: PlacementMade, cost: Estimate, lateness: Lateness | None
+        self,
+        made: PlacementMade,
+        cost: Estimate,
+        lateness: Lateness | None,
+        others: int = 0,
     ) -> None:
-        """``cost`` is the choice's, made with that ``lateness``."""
+        """``cost`` is the choice's, made with that ``lateness`` beside ``others``."""
         if not self._enabled:
             return
         rest_ms = cost.ttft_ms - cost.queue_ms
         if lateness is not None:
             rest_ms = lateness.rest_ms(cost.queue_ms, cost.ttft_ms)
         self._open[made.request] = _Open(
-            made.model, made.attempt, cost.queue_ms, rest_ms
+            made.model, made.attempt, cost.queue_ms, rest_ms, cost.ttft_ms, others
         )
         self._open.move_to_end(made.request)
         if len(self._open) > _MOST_OPEN:
@@ -64,5 +76,9 @@ class Calibration:
         fit = self._fits.setdefault(one.model, LatenessFit())
         fit.add(one.queue_ms, one.rest_ms, ended.ttft_ms or 0.0)
         self._fits.move_to_end(one.model)
-        if len(self._fits) > _MOST_MODELS:
-            self._fits.popitem(last=False)
+        crowd = self._crowds.setdefault(one.model, CrowdFit())
+        crowd.add(one.others, one.ttft_ms, ended.ttft_ms or 0.0)
+        self._crowds.move_to_end(one.model)
+        for table in (self._fits, self._crowds):
+            if len(table) > _MOST_MODELS:
+                table.popitem(last=False)
