@@ -1,7 +1,9 @@
 """Memory, disks and the database fail or are spoilt, under load."""
 
 import contextlib
+import functools
 import random
+import shutil
 import time
 from collections.abc import Sequence
 from mmap import mmap
@@ -24,6 +26,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 GONE_S = 15.0
 FLIPS_S = 20.0
 FLIPS_EACH = 4
+AT_ONCE = 4
 KIB = 1 << 10
 
 
@@ -110,12 +113,14 @@ def test_memory_is_full(site: ChaosSite, asked: Sequence[Question]) -> None:
 def is_ill(site: ChaosSite) -> bool:
     """Whether a host's store says that of its disk.
 
-    The load's prompts may be on it already: a new one is asked, so there is to write.
+    The load's prompts may be on it already: new ones are asked, so there is to write,
+    and so many at once that both hosts get some.
     """
     if site.loads("store")["store-1"]["ssd_state"] != "ready":
         return True
-    start = random.SystemRandom().randrange(100_000, 100_000_000)
-    site.complete(text_tokens(site.tokenize, 200, start), 1)
+    starts = random.SystemRandom().sample(range(100_000, 100_000_000), AT_ONCE)
+    prompts = [text_tokens(site.tokenize, 200, start) for start in starts]
+    site.each([functools.partial(site.complete, prompt, 1) for prompt in prompts])
     return False
 
 
@@ -143,6 +148,14 @@ def demoted(site: ChaosSite) -> float:
     return site.cluster["store-1"].metrics()["kvtide_store_ssd_demoted_total"]
 
 
+def on_disk(site: ChaosSite) -> str:
+    """What a host's store says of its disk, and how much room that has."""
+    free = shutil.disk_usage(site.behind(1)).free
+    load = site.loads("store")["store-1"]
+    told = {name: value for name, value in load.items() if name.startswith("ssd")}
+    return f"{free} bytes free; {told}; {demoted(site):.0f} demoted"
+
+
 def test_a_disk_is_full(site: ChaosSite, asked: Sequence[Question]) -> None:
     """It takes no more and is read on; with room again it is written again."""
     filler = site.behind(1) / "filler"
@@ -158,7 +171,10 @@ def test_a_disk_is_full(site: ChaosSite, asked: Sequence[Question]) -> None:
                 told.append(site.loads("store")["store-1"]["ssd_reason"])
             return bool(told) and "space" in told[-1]
 
-        wait_for(is_full, 120, f"the store says that its disk is full; {told}", 0.3)
+        try:
+            wait_for(is_full, 180, "the store says that its disk is full", 0.3)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {told}; {on_disk(site)}") from error
         it.did()
         it.saw(f"the store said: {told[-1].rpartition(': ')[2]}")
         fill(filler)
