@@ -47,17 +47,29 @@ def test_little_is_believed_of_few_requests_and_never_much() -> None:
 def test_what_each_open_request_costs_is_an_upper_quartile_of_what_was_seen() -> None:
     crowd = CrowdFit()
     for number in range(9):
-        crowd.add(4, 100, 100 + 4 * 50)
-        assert crowd.ms(4) == 0, number
-    crowd.add(0, 100, 1e9)
-    assert crowd.ms(4) == 0
-    crowd.add(4, 100, float("nan"))
-    crowd.add(4, 100, 1e9)
-    assert crowd.ms(8) == pytest.approx(8 * 50)
-    assert crowd.ms(0) == 0
+        crowd.add(4, 100, 100 + 4 * 50, number)
+        assert crowd.ms(4, number) == 0, number
+    crowd.add(0, 100, 1e9, 9)
+    assert crowd.ms(4, 9) == 0
+    crowd.add(4, 100, float("nan"), 9)
+    crowd.add(4, 100, 1e9, 9)
+    assert crowd.ms(8, 9) == pytest.approx(8 * 50)
+    assert crowd.ms(0, 9) == 0
     for _ in range(41):
-        crowd.add(2, 100, 90)
-    assert crowd.ms(8) == 0, "never earlier than predicted"
+        crowd.add(2, 100, 90, 10)
+    assert crowd.ms(8, 10) == 0, "never earlier than predicted"
+
+
+def test_a_crowd_that_is_let_in_no_more_is_thought_quicker_in_time() -> None:
+    crowd = CrowdFit()
+    for _ in range(41):
+        crowd.add(1, 100, 100 + 8000, 1000)
+    assert crowd.ms(1, 1030) == pytest.approx(8000), "a pause is no proof"
+    assert crowd.ms(1, 1060) == pytest.approx(4000)
+    assert crowd.ms(1, 1120) == pytest.approx(1000)
+    crowd.add(1, 100, 100, 1120)
+    assert crowd.ms(1, 1120) == pytest.approx(1000), "nor is it as slow again at once"
+    assert crowd.ms(1, 1e6) == 0
 
 
 @pytest.mark.parametrize("each_ms", [0.0, 400.0])

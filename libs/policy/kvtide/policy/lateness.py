@@ -18,6 +18,8 @@ T = TypeVar("T", float, NDArray[np.float64])
 _CONFIDENT = 10
 _WINDOW = 41
 _QUANTILE = 0.75
+_TRUSTED_S = 30.0
+"""So long what was seen of a crowd is believed, and half as much each time after."""
 _SPREAD = (50.0, 0.3, 0.3)
 _RULES = FitRules(forget=0.98, pull=0.1)
 _LEAST_SHARE = 0.25
@@ -72,25 +74,37 @@ class CrowdFit:
 
     Beyond what was predicted: they share cores, gateways and a bus, of which no cost
     knows. The upper quartile of the latest, so that three of four keep a target that
-    is held against it. Bounded; nothing where predictions hold.
+    is held against it. The window is bounded; nothing where predictions hold. What
+    nothing was added to for a while is believed less and less: a crowd that is let in
+    no more shows no more that it would be quicker by now.
     """
 
     def __init__(self) -> None:
         """Nothing has ended: no request makes another one later."""
         self._late_ms: deque[float] = deque(maxlen=_WINDOW)
         self._each_ms = 0.0
+        self._added_s = 0.0
 
-    def add(self, others: int, predicted_ms: float, actual_ms: float) -> None:
+    def add(
+        self, others: int, predicted_ms: float, actual_ms: float, now_s: float
+    ) -> None:
         """A first token came, of a request at whose placement so many were open."""
         if others <= 0 or not np.isfinite(actual_ms - predicted_ms):
             return
+        believed = self._believed(now_s)
+        for place, late_ms in enumerate(self._late_ms):
+            self._late_ms[place] = late_ms * believed
+        self._added_s = now_s
         self._late_ms.append((actual_ms - predicted_ms) / others)
         if len(self._late_ms) >= _CONFIDENT:
             self._each_ms = max(0.0, float(np.quantile(self._late_ms, _QUANTILE)))
 
-    def ms(self, others: int) -> float:
+    def ms(self, others: int, now_s: float) -> float:
         """How much later than predicted a first token comes beside so many."""
-        return self._each_ms * others
+        return self._each_ms * others * self._believed(now_s)
+
+    def _believed(self, now_s: float) -> float:
+        return 0.5 ** max(0.0, (now_s - self._added_s) / _TRUSTED_S - 1)
 
 
 def _bounded(share: float) -> float:

@@ -108,7 +108,7 @@ class Admission:
             return self._rejected(admit, no_model(admit, known.membership), now_s)
         if admit.prompt_tokens >= line.facts.max_tokens:
             return self._rejected(admit, too_large(admit, line.facts), now_s)
-        ask = self._ask(admit, line)
+        ask = self._ask(admit, line, now_s)
         wanted = GrantAsked(
             request=admit.request, tenant=admit.tenant, tokens=ask.reserved_tokens
         )
@@ -164,7 +164,7 @@ class Admission:
             members.is_live(ref) and ref.node not in admit.excluded for ref in refs
         )
 
-    def _ask(self, admit: Admit, line: Line) -> Ask:
+    def _ask(self, admit: Admit, line: Line, now_s: float) -> Ask:
         facts = line.facts
         self._turn += 1
         answer_room = max(0, facts.max_tokens - admit.prompt_tokens)
@@ -184,7 +184,7 @@ class Admission:
             answer_tokens=self._known.outlook.answer_tokens(max_new_tokens),
             lateness=self._known.calibration.of(admit.model),
             crowd_ms=self._known.calibration.crowd_ms(
-                admit.model, len(self._known.bookings)
+                admit.model, len(self._known.bookings), now_s
             ),
             one_node=facts.self_contained,
         )

@@ -39,10 +39,10 @@ class Calibration:
         fit = self._fits.get(model)
         return fit.known if fit is not None else None
 
-    def crowd_ms(self, model: str, others: int) -> float:
+    def crowd_ms(self, model: str, others: int, now_s: float) -> float:
         """How much later than predicted a first token comes beside so many requests."""
         crowd = self._crowds.get(model)
-        return crowd.ms(others) if crowd is not None else 0.0
+        return crowd.ms(others, now_s) if crowd is not None else 0.0
 
     def placed(
         self,
@@ -77,7 +77,7 @@ class Calibration:
         fit.add(one.queue_ms, one.rest_ms, ended.ttft_ms or 0.0)
         self._fits.move_to_end(one.model)
         crowd = self._crowds.setdefault(one.model, CrowdFit())
-        crowd.add(one.others, one.ttft_ms, ended.ttft_ms or 0.0)
+        crowd.add(one.others, one.ttft_ms, ended.ttft_ms or 0.0, now_s)
         self._crowds.move_to_end(one.model)
         for table in (self._fits, self._crowds):
             if len(table) > _MOST_MODELS:
