@@ -139,6 +139,7 @@ class BookAgainstSums(RuleBasedStateMachine):
             prefill_ms=tokens,
             reserved_tokens=tokens + 1,
             at_s=self.now_s,
+            fill_tokens=tokens if prefill is None else 0,
         )
         known = self.book.get(request)
         allowed = not self.book.has_ended(request) and (

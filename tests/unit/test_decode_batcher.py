@@ -228,6 +228,16 @@ def test_short_fills_share_a_step() -> None:
     assert all(world.tokens[ref(name)] == [7] * 4 for name in "abc")
 
 
+def test_what_waits_with_copies_is_no_prompt_to_compute() -> None:
+    world = World(capacity_tokens=5 * BLOCK)
+    for name in ("a", "b"):
+        asked = work(name, 4 * BLOCK + 2, reuse=4, prefill=None)
+        world.tell(events.WorkArrived(asked))
+    load = world.machine.load()
+    assert load.kv_tokens_promised > 0, "one waits"
+    assert load.fill_tokens == 1 + 1
+
+
 ADDRESSED = structs.replace(work("a", 5), worker=ME)
 
 

@@ -210,7 +210,9 @@ class Sequence:
         if self.phase is Phase.FILLING:
             return self.arrival.absent_tokens
         if self.handover.prefill is None and searched and not self.finding:
-            return self.arrival.absent_tokens
+            # copies that it came with are offered when it begins
+            copies = 0 if self.opened else len(self.work.reuse)
+            return max(0, self.arrival.absent_tokens - copies * self.block_tokens)
         return 0
 
     def fill_row(self, limit: int) -> Row:
