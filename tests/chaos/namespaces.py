@@ -24,13 +24,13 @@ from tests.chaos.site import (
 )
 from typing_extensions import override
 
-_SUBNET = os.getpid() % (1 << 14)  # of a killed run the addresses may still be there
+_SUBNET = os.getpid() % (1 << 13)  # of a killed run the addresses may still be there
 _BITS = 29
 
 
 def address(machine: int) -> str:
     """0: this machine; 1 and 2: the hosts."""
-    return f"10.229.{_SUBNET >> 6 & 255}.{8 * (_SUBNET & 31) + 1 + machine}"
+    return f"10.229.{_SUBNET >> 5 & 255}.{8 * (_SUBNET & 31) + 1 + machine}"
 
 
 class Network:

@@ -149,7 +149,9 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
         self.ready.add(name)
         load = {
             Role.PREFILL: PrefillLoad(queued_tokens=tokens),
-            Role.DECODE: DecodeLoad(kv_tokens_capacity=20_000, kv_tokens_used=tokens),
+            Role.DECODE: DecodeLoad(
+                kv_tokens_capacity=20_000, kv_tokens_used=tokens, fill_tokens=tokens
+            ),
         }.get(NAMES[name])
         host = HOSTS.get(name, "h1")
         seen = beat(name, NAMES[name], epoch=self.epochs[name], load=load, host=host)
