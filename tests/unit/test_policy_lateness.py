@@ -53,7 +53,10 @@ def test_what_each_open_request_costs_is_an_upper_quartile_of_what_was_seen() ->
     assert crowd.ms(4, 9) == 0
     crowd.add(4, 100, float("nan"), 9)
     crowd.add(4, 100, 1e9, 9)
-    assert crowd.ms(8, 9) == pytest.approx(8 * 50)
+    assert crowd.ms(3, 9) == pytest.approx(3 * 50)
+    assert crowd.ms(40, 9) == pytest.approx(4 * 50), "more were never seen"
+    crowd.add(8, 100, 100 + 8 * 50, 9)
+    assert crowd.ms(40, 9) == pytest.approx(8 * 50)
     assert crowd.ms(0, 9) == 0
     for _ in range(41):
         crowd.add(2, 100, 90, 10)
@@ -91,6 +94,13 @@ def test_a_target_is_held_against_what_open_requests_cost(each_ms: float) -> Non
     question = admit("late", tokens=1000, chain=(), ttft_ms=4500.0)
     answer, _ = made.ask(question)
     assert isinstance(answer, Rejected) == (each_ms > 0), answer
+    for number in range(37, 40):
+        made.handle(EndHeard(ended(f"r{number}")))
+    made.handle(EndHeard(ended("late")))
+    made.now_s += 10
+    alone = made.placed(request="again", tokens=1000, chain=()).chosen
+    slack_ms = alone.ttft_ms + 200
+    made.placed(request="again", attempt=1, tokens=1000, chain=(), ttft_ms=slack_ms)
 
 
 def test_a_refusal_says_what_is_owed_to_the_crowd() -> None:

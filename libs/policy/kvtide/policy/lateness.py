@@ -76,12 +76,15 @@ class CrowdFit:
     knows. The upper quartile of the latest, so that three of four keep a target that
     is held against it. The window is bounded; nothing where predictions hold. What
     nothing was added to for a while is believed less and less: a crowd that is let in
-    no more shows no more that it would be quicker by now.
+    no more shows no more that it would be quicker by now. Beside more than any of the
+    latest had, it is thought as late as beside as many as they had: what one request
+    adds to another says little of what forty would.
     """
 
     def __init__(self) -> None:
         """Nothing has ended: no request makes another one later."""
         self._late_ms: deque[float] = deque(maxlen=_WINDOW)
+        self._others: deque[int] = deque(maxlen=_WINDOW)
         self._each_ms = 0.0
         self._added_s = 0.0
 
@@ -96,12 +99,14 @@ class CrowdFit:
             self._late_ms[place] = late_ms * believed
         self._added_s = now_s
         self._late_ms.append((actual_ms - predicted_ms) / others)
+        self._others.append(others)
         if len(self._late_ms) >= _CONFIDENT:
             self._each_ms = max(0.0, float(np.quantile(self._late_ms, _QUANTILE)))
 
     def ms(self, others: int, now_s: float) -> float:
         """How much later than predicted a first token comes beside so many."""
-        return self._each_ms * others * self._believed(now_s)
+        seen = min(others, max(self._others, default=0))
+        return self._each_ms * seen * self._believed(now_s)
 
     def _believed(self, now_s: float) -> float:
         return 0.5 ** max(0.0, (now_s - self._added_s) / _TRUSTED_S - 1)
