@@ -167,6 +167,9 @@ class Admission:
     def _ask(self, admit: Admit, line: Line, now_s: float) -> Ask:
         facts = line.facts
         self._turn += 1
+        bookings = self._known.bookings
+        # its own earlier placement is no other request
+        others = len(bookings) - (bookings.get(admit.request) is not None)
         answer_room = max(0, facts.max_tokens - admit.prompt_tokens)
         max_new_tokens = max(0, min(admit.max_new_tokens, answer_room))
         ttft_ms, tbt_ms = self._policy.targets.of(
@@ -183,9 +186,7 @@ class Admission:
             turn=self._turn,
             answer_tokens=self._known.outlook.answer_tokens(max_new_tokens),
             lateness=self._known.calibration.of(admit.model),
-            crowd_ms=self._known.calibration.crowd_ms(
-                admit.model, len(self._known.bookings), now_s
-            ),
+            crowd_ms=self._known.calibration.crowd_ms(admit.model, others, now_s),
             one_node=facts.self_contained,
         )
 
