@@ -9,7 +9,7 @@ tools=.venv-audit
 fetch() {
   [ -x "$tools/bin/$1" ] && return
   [ -d "$tools" ] || "${PYTHON:-python3}" -m venv "$tools"
-  timeout 300 "$tools/bin/pip" install --quiet "$2" || return 1
+  timeout 120 "$tools/bin/pip" install --quiet "$2" || return 1
 }
 
 case $what in
