@@ -132,3 +132,26 @@ def test_a_conductor_predicts_better_as_requests_end(*, calibrated: bool) -> Non
     errors = [served(made, number) for number in range(40)]
     assert errors[0] > 0.3
     assert (errors[-1] < 0.05) == calibrated
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_requests_that_were_placed_anew_teach_nothing(attempt: int) -> None:
+    made = World(Dispatcher(ref("c1")))
+    for each in (beat("p1", Role.PREFILL), beat("d1", Role.DECODE)):
+        made.handle(MemberSeen(each))
+    made.placed(request="other", tokens=1000, chain=())
+    made.now_s += 5
+    predicted_ms: list[float] = []
+    for number in range(40):
+        name = f"r{number}"
+        cost = made.placed(request=name, attempt=attempt, tokens=1000, chain=()).chosen
+        predicted_ms.append(cost.ttft_ms)
+        made.now_s += 5
+        over = msgspec.structs.replace(
+            ended(name, attempt=attempt), ttft_ms=cost.ttft_ms + 5000
+        )
+        made.handle(EndHeard(over))
+    question = admit("late", chain=(), ttft_ms=predicted_ms[-1] + 100)
+    answer, _ = made.ask(question)
+    learnt = predicted_ms[-1] > predicted_ms[0] + 100 or isinstance(answer, Rejected)
+    assert learnt == (attempt == 1), (predicted_ms, answer)

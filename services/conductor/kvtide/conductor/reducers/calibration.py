@@ -9,6 +9,7 @@ from kvtide.policy import CrowdFit, Estimate, Lateness, LatenessFit
 
 _MOST_OPEN = 10_000
 _MOST_MODELS = 256
+_FIRST_ATTEMPT = 1
 _EVERY_S = 0.1
 """More samples a second tell nothing new, and each costs."""
 
@@ -51,8 +52,12 @@ class Calibration:
         lateness: Lateness | None,
         others: int = 0,
     ) -> None:
-        """``cost`` is the choice's, made with that ``lateness`` beside ``others``."""
-        if not self._enabled:
+        """``cost`` is the choice's, made with that ``lateness`` beside ``others``.
+
+        A request that is placed anew teaches nothing: its time counts from its arrival,
+        so what it lost before is in it, or the first token came before this placement.
+        """
+        if not self._enabled or made.attempt > _FIRST_ATTEMPT:
             return
         rest_ms = cost.ttft_ms - cost.queue_ms
         if lateness is not None:
