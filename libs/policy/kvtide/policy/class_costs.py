@@ -92,6 +92,12 @@ class ClassCosts:
             self._step.add((1.0, rows, kv_tokens), ms)
 
     @property
+    def believed(self) -> int:
+        """How many of the curves are."""
+        kinds = (self._prefill, self._loading, self._step)
+        return sum(fit.samples >= CONFIDENT for fit in kinds)
+
+    @property
     def prefill(self) -> PrefillCurve | None:
         """The curve, if it is believed."""
         known = self._profile.prefill is not None

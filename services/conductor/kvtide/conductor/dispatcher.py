@@ -64,7 +64,7 @@ from kvtide.conductor.reducers.admission import (
 from kvtide.conductor.reducers.answers import Answers
 from kvtide.conductor.reducers.bookings import Bookings
 from kvtide.conductor.reducers.calibration import Calibration
-from kvtide.conductor.reducers.costs import Costs
+from kvtide.conductor.reducers.costs import Costs, class_of
 from kvtide.conductor.reducers.explanations import Explanations
 from kvtide.conductor.reducers.fleet import FleetTable
 from kvtide.conductor.reducers.homes import Homes
@@ -304,7 +304,10 @@ class Dispatcher:
             self._lost(before, now_s)
         if Role.STORE in beat.roles:
             self._replication.store_seen(beat.node, now_s)
-        self._costs.seen(beat, before)
+        if self._costs.seen(beat, before):
+            # else those that were asked less would look as quick as the first guess
+            for alike in self._members.of_class(class_of(beat)):
+                self._fleet.seen(alike)
         self._fleet.seen(beat)
         self._roles.seen(beat)
         self._bookings.reported(beat.node.node, now_s)

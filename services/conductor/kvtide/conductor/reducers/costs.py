@@ -28,8 +28,19 @@ class Costs:
         self._profiles = dict(profiles or {})
         self._classes: OrderedDict[str, ClassCosts] = OrderedDict()
 
-    def seen(self, beat: Beat, before: Beat | None) -> None:
-        """Take the samples of a beat, unless the one before had them already."""
+    def seen(self, beat: Beat, before: Beat | None) -> bool:
+        """Take the samples of a beat, unless the one before had them already.
+
+        True if something of the worker's class is believed from now on that was not:
+        what is thought of the others of the class is no longer right.
+        """
+        known = self._classes.get(class_of(beat))
+        believed = known.believed if known is not None else 0
+        self._sampled(beat, before)
+        known = self._classes.get(class_of(beat))
+        return known is not None and known.believed > believed
+
+    def _sampled(self, beat: Beat, before: Beat | None) -> None:
         stepped = before is None or before.steps != beat.steps
         for load in beat.load:
             if isinstance(load, PrefillLoad):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvtide.bus.messages import Beat, NodeState
+from kvtide.conductor.reducers.costs import class_of
 from kvtide.kv import ModelFacts, NodeId, NodeRef, Role
 
 _MODELS_LIMIT = 256
@@ -62,6 +63,10 @@ class Membership:
     def get(self, node: NodeId) -> Beat | None:
         """What a live node last said."""
         return self._beats.get(node)
+
+    def of_class(self, name: str) -> tuple[Beat, ...]:
+        """Live nodes of a class of workers."""
+        return tuple(beat for beat in self._beats.values() if class_of(beat) == name)
 
     def is_live(self, ref: NodeRef) -> bool:
         """Whether exactly this life is live."""
