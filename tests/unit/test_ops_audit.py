@@ -9,7 +9,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOUND: dict[str, object] = {"name": "httpx", "version": "0.28.1", "vulns": []}
-SKIPPED: dict[str, object] = {"name": "torch", "skip_reason": "Dependency not found on PyPI"}
+SKIPPED: dict[str, object] = {
+    "name": "torch",
+    "skip_reason": "Dependency not found on PyPI",
+}
 BAD: dict[str, object] = {
     "name": "jinja2",
     "version": "3.0",
