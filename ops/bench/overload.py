@@ -62,6 +62,7 @@ class Load:
     ttft_p90_ms: float
     tbt_p50_ms: float
     tbt_p90_ms: float
+    private_mib: float
     resident_mib: float
 
 
@@ -109,7 +110,8 @@ def loaded(
         late=done - found["good"],
         goodput_per_s=round(found["good_per_s"], 3),
         **times(found),
-        resident_mib=round(resident_mib(system), 1),
+        private_mib=round(memory_mib(system, "uss"), 1),
+        resident_mib=round(memory_mib(system, "rss"), 1),
     )
 
 
@@ -122,10 +124,13 @@ def times(found: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def resident_mib(system: System) -> float:
-    """Of all processes together."""
+def memory_mib(system: System, kind: str) -> float:
+    """The sum over all processes: ``uss`` is what each has for itself alone.
+
+    ``rss`` has shared memory once for each process that looks at it, as it fills.
+    """
     everyone = [psutil.Process(pid) for pid in system.processes().values()]
-    return sum(each.memory_info().rss for each in everyone) / (1 << 20)
+    return sum(getattr(each.memory_full_info(), kind) for each in everyone) / (1 << 20)
 
 
 def ended(signum: int, _: object) -> None:
