@@ -20,6 +20,7 @@ from tests.vllm.vllm_engine import (
     vllm_engine,
 )
 from tests.vllm.vllm_prompts import FAULTS, LATER, SHARED
+from tests.vllm.vllm_rot import rot_all
 
 pytestmark = [
     pytest.mark.full,
@@ -101,26 +102,13 @@ def spoil(
     known = engine.known()
     engine.wait_known(known + blocks(engine.generate([FAULTS[0]])))
     engine.reset()
-    for path in cluster.shm_dir().rglob("*"):
-        if path.is_file() and path.stat().st_size > 1 << 20:
-            rot(path)
+    rot_all(cluster.shm_dir())
     answered = engine.generate([FAULTS[0], SHARED[0]])
     assert answered.tokens == [plain[FAULTS[0]], plain[SHARED[0]]]
     assert answered.reasons == ["length", "length"]
     missed = engine.metrics()["vllm:kvtide_missed_blocks"] - before
     assert missed > 0
     seen["rotten_blocks"] = missed
-
-
-def rot(path: Path) -> None:
-    """Change a byte in each 64 KiB that hold any."""
-    with path.open("r+b") as file:
-        for start in range(0, path.stat().st_size, 1 << 16):
-            file.seek(start + 40_000)
-            byte = file.read(1)
-            if byte and byte != b"\0":
-                file.seek(start + 40_000)
-                file.write(bytes([byte[0] ^ 0x55]))
 
 
 def lose_nats(

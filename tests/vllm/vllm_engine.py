@@ -94,6 +94,10 @@ class VllmEngine:
     def known(self) -> int:
         return int(self._ask({"op": "pool"})["known"])
 
+    def groups(self) -> int:
+        """Its KV-cache groups, as the connector took them."""
+        return int(self._ask({"op": "pool"})["groups"])
+
     def metrics(self) -> dict[str, float]:
         return self._ask({"op": "metrics"})
 

@@ -23,6 +23,7 @@ def answer(llm: Any, asked: dict[str, Any]) -> dict[str, Any]:
         return {
             "known": scheduler.connector._shared.client._index.blocks,
             "takes_blocks": worker.takes_blocks,
+            "groups": len(scheduler.connector._shared.geometry.groups),
         }
     if asked["op"] == "metrics":
         return {
