@@ -1,5 +1,6 @@
 """Params of a handover, the names of prompts, and how long somebody waits for one."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,6 +116,32 @@ def test_a_window_needs_only_its_own_pages() -> None:
         Move(0, (1, 2), (b"h1", b"tail")),
         Move(1, (5, 6), (b"h1", b"tail")),
     )
+
+
+def test_a_window_that_begins_with_a_block_keeps_the_block_before() -> None:
+    """The last token is computed again, and its window begins one token earlier."""
+    eleven = Prompt(11, b"tail")
+    group = MIXED.groups[1]
+    assert (group.needed_from(10), group.needed_from(11)) == (0, 1)
+    assert MIXED.prompt_end(eleven) == 10
+    assert MIXED.prompt_end(TEN) == 10
+    asked: list[tuple[int, list[bytes]]] = []
+
+    def hits(number: int, names: Sequence[bytes]) -> int:
+        asked.append((number, list(names)))
+        return len(names)
+
+    assert MIXED.prompt_tokens(CHAIN, eleven, 0, hits) == 10
+    assert asked == [(0, [b"h1", b"tail"]), (1, [b"h0", b"h1", b"tail"])]
+    plan = PrefixPlan(MIXED)
+    plan.allocated("r", ME, CHAIN, [[1, 2], [4, 5, 6]], (0, 10), loaded=eleven)
+    (task,) = plan.take_loads()
+    assert task.moves[1] == Move(1, (4, 5, 6), (b"h0", b"h1", b"tail"))
+    plan.allocated("p", ME, CHAIN, [[1, 2], [4, 5, 6]], (0, 0), handover=eleven)
+    plan.begins("p", [[1, 2], [4, 5, 6]], 0)
+    given = plan.computes("p", 0, 11)
+    assert given is not None
+    assert given.moves[1] == Move(1, (4, 5, 6), (b"h0", b"h1", b"tail"))
 
 
 def test_prefill_hands_all_of_the_prompt_over_once() -> None:

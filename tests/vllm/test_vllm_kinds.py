@@ -8,7 +8,7 @@ import pytest
 from tests.integration.cluster import Cluster
 from tests.vllm.conftest import STORE
 from tests.vllm.vllm_engine import PYTHON, VllmEngine, options, vllm_engine
-from tests.vllm.vllm_models import WINDOW_TOKENS, expert_model, sliding_model
+from tests.vllm.vllm_models import WINDOW_TOKENS, expert_model, grown, sliding_model
 from tests.vllm.vllm_prompts import prompt
 from tests.vllm.vllm_rot import rot_all
 
@@ -24,7 +24,10 @@ WHOLE = prompt(1, 60)
 BEGUN = prompt(1, 45)
 """Begins as the whole one does: two blocks fewer."""
 OTHER = prompt(2, 60)
-ASKED = [BEGUN, WHOLE, OTHER]
+HANDED = prompt(3, 40)
+EDGE_TOKENS = 6 * BLOCK_TOKENS - 1
+"""The window of what comes after so many begins with a block."""
+TO_DECODE = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,13 @@ def test_a_model_of_another_kind_reuses_what_a_gone_engine_computed(
 ) -> None:
     made = kind.make(tmp_path / "model", model)
     # a prompt takes two steps: windows leave blocks behind while it is computed
+    edge = grown(prompt(4, 45), EDGE_TOKENS, model)
+    asked = [BEGUN, WHOLE, OTHER, HANDED, edge]
     more = {"max_num_batched_tokens": STEP_TOKENS}
     with vllm_engine(options(made, None) | more, tmp_path / "plain.log") as plain:
-        right = {text: plain.generate([text]).tokens[0] for text in ASKED}
-    assert len({tuple(tokens) for tokens in right.values()}) == len(ASKED)
-    given = options(made, pool) | more
+        right = {text: plain.generate([text]).tokens[0] for text in asked}
+    assert len({tuple(tokens) for tokens in right.values()}) == len(asked)
+    given = options(made, pool, handover_wait_s=20.0) | more
     groups = kind.full_groups + kind.windows
     with vllm_engine(given, tmp_path / "first.log") as first:
         assert first.groups() == groups
@@ -70,9 +75,13 @@ def test_a_model_of_another_kind_reuses_what_a_gone_engine_computed(
         assert [each.tokens[0] for each in cold] == [right[WHOLE], right[OTHER]]
         saved = groups * sum(each.prompt_tokens[0] // BLOCK_TOKENS for each in cold)
         first.wait_known(saved)
+        handed = [handed_over(first, text) for text in (HANDED, edge)]
     with vllm_engine(given, tmp_path / "second.log") as second:
         second.wait_known(saved)
         reuses(second, kind, right)
+        takes_over(second, HANDED, handed[0], right[HANDED])
+        taken = takes_over(second, edge, handed[1], right[edge])
+        assert taken == EDGE_TOKENS - (kind.windows > 0)
         rot_all(pool.shm_dir())
         second.reset()
         spoiled = second.generate([OTHER])
@@ -94,6 +103,28 @@ def reuses(engine: VllmEngine, kind: Kind, right: dict[str, list[int]]) -> None:
     assert whole.cached == [full * BLOCK_TOKENS]
     assert loaded(engine) > kind.loaded(blocks)
     assert engine.metrics().get("vllm:kvtide_missed_blocks", 0.0) == 0
+
+
+def handed_over(engine: VllmEngine, text: str) -> dict[str, object]:
+    params = engine.generate([text], 1, params=TO_DECODE).params[0]
+    assert params is not None
+    return params
+
+
+def takes_over(
+    engine: VllmEngine, text: str, params: dict[str, object], right: list[int]
+) -> int:
+    """All of a prompt that was handed over, the pages that are not full too."""
+    before = hits(engine)
+    answered = engine.generate([text], params=params)
+    assert answered.tokens == [right]
+    loaded = hits(engine) - before
+    assert answered.prompt_tokens[0] - loaded <= 1
+    return loaded
+
+
+def hits(engine: VllmEngine) -> int:
+    return int(engine.metrics()["vllm:external_prefix_cache_hits"])
 
 
 def loaded(engine: VllmEngine) -> int:

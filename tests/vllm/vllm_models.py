@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    AutoTokenizer,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
@@ -66,6 +67,13 @@ def expert_model(folder: Path, demo: Path) -> Path:
         tie_word_embeddings=False,
     )
     return _made(folder, MixtralForCausalLM, config)
+
+
+def grown(text: str, tokens: int, demo: Path) -> str:
+    """The text with words after it, so many tokens long."""
+    count = len(AutoTokenizer.from_pretrained(demo)(text)["input_ids"])
+    assert count <= tokens
+    return text + " and" * (tokens - count)
 
 
 def _begun(folder: Path, demo: Path) -> LlamaConfig:

@@ -83,14 +83,27 @@ class Geometry:
 
         Its last page counts, though it is not full. 0: something is missing.
         """
+        end = self.prompt_end(prompt)
         for number, group in enumerate(self.groups):
-            first = max(
-                computed // group.block_tokens, group.needed_from(prompt.tokens)
-            )
+            first = max(computed // group.block_tokens, group.needed_from(end))
             names = self.prompt_names(number, first, hashes, prompt)
             if not names or hits(number, names) < len(names):
                 return 0
-        return max(0, prompt.tokens - computed)
+        return max(0, end - computed)
+
+    def prompt_end(self, prompt: "Prompt") -> int:
+        """Where a load of all of a prompt ends: with its last token, or before it.
+
+        An engine that has all tokens computes the last one again, but has given up
+        already what is out of the window of the next one. Where that would take a block
+        out of the last one's own window, the load leaves the last token out.
+        """
+        last = prompt.tokens - 1
+        lost = any(
+            group.needed_from(last) < group.needed_from(prompt.tokens)
+            for group in self.groups
+        )
+        return last if lost else prompt.tokens
 
     def prompt_names(
         self, group: int, first: int, hashes: Sequence[bytes], prompt: "Prompt"
@@ -284,7 +297,7 @@ class PrefixPlan:
         """All of a prompt: what of it is in the pool already is only to be kept."""
         moves: list[Move] = []
         for number, group in enumerate(self.geometry.groups):
-            first = group.needed_from(prompt.tokens)
+            first = group.needed_from(self.geometry.prompt_end(prompt))
             names = self.geometry.prompt_names(number, first, known.hashes, prompt)
             known.saved[number] = prompt.tokens // group.block_tokens
             pairs = [
