@@ -142,6 +142,7 @@ def _of_row(row: DecisionRow) -> Explanation:
         source="catalog",
         outcome=row.outcome,
         considered=row.considered,
-        others=row.others
-        and msgspec.convert(row.others, OtherCandidates, from_attributes=True),
+        others=msgspec.convert(
+            row.others, OtherCandidates | None, from_attributes=True
+        ),
     )

@@ -296,8 +296,9 @@ class PrefixPlan:
     def _hand_over(self, request: str, known: _Known, prompt: Prompt) -> Task | None:
         """All of a prompt: what of it is in the pool already is only to be kept."""
         moves: list[Move] = []
+        end = self.geometry.prompt_end(prompt)
         for number, group in enumerate(self.geometry.groups):
-            first = group.needed_from(self.geometry.prompt_end(prompt))
+            first = group.needed_from(end)
             names = self.geometry.prompt_names(number, first, known.hashes, prompt)
             known.saved[number] = prompt.tokens // group.block_tokens
             pairs = [

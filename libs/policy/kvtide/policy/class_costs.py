@@ -94,22 +94,24 @@ class ClassCosts:
     @property
     def believed(self) -> int:
         """How many of the curves are."""
-        kinds = (self._prefill, self._loading, self._step)
-        return sum(fit.samples >= CONFIDENT for fit in kinds)
+        profile = self._profile
+        return (
+            _believed(profile.prefill, self._prefill)
+            + _believed(profile.loading, self._loading)
+            + _believed(profile.step, self._step)
+        )
 
     @property
     def prefill(self) -> PrefillCurve | None:
         """The curve, if it is believed."""
-        known = self._profile.prefill is not None
-        if not known and self._prefill.samples < CONFIDENT:
+        if not _believed(self._profile.prefill, self._prefill):
             return None
         return PrefillCurve(*self._prefill.theta)
 
     @property
     def loading(self) -> LoadCurve | None:
         """The curve, if it is believed."""
-        known = self._profile.loading is not None
-        if not known and self._loading.samples < CONFIDENT:
+        if not _believed(self._profile.loading, self._loading):
             return None
         fixed_ms, near_ms, far_ms = self._loading.theta
         return LoadCurve(
@@ -119,8 +121,7 @@ class ClassCosts:
     @property
     def step(self) -> StepCurve | None:
         """The curve, if it is believed."""
-        known = self._profile.step is not None
-        if not known and self._step.samples < CONFIDENT:
+        if not _believed(self._profile.step, self._step):
             return None
         return StepCurve(*self._step.theta)
 
@@ -138,3 +139,8 @@ class ClassCosts:
     def samples(self) -> int:
         """Samples of any kind."""
         return self._prefill.samples + self._loading.samples + self._step.samples
+
+
+def _believed(profiled: object, fit: RobustFit) -> bool:
+    """Whether a curve was profiled, or its fit has seen enough."""
+    return profiled is not None or fit.samples >= CONFIDENT

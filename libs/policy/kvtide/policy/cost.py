@@ -232,10 +232,6 @@ class CostModel:
         answer_ms = (ask.answer_tokens or seeds.answer_tokens) * tbt_ms
         return DecodeCost(turns * answer_ms / max(1, worker.running), tbt_ms)
 
-    def fill_ms(self, worker: DecodeWorker, tbt_ms: float) -> float:
-        """Until it has computed what it has to of other prompts, a piece each step."""
-        return worker.fill_tokens / self.seeds.fill_tokens * tbt_ms
-
     def handover_ms(
         self, prefill: NodeRef | None, host: str, decode: DecodeWorker
     ) -> float:

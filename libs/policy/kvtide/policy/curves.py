@@ -102,6 +102,10 @@ class CostSeeds:
     overlap_share: float = 0.0
     fill_tokens: float = 64.0
 
+    def fill_ms(self, tokens: float, tbt_ms: float) -> float:
+        """Until a decode worker has computed so many of prompts, a piece each step."""
+        return tokens / self.fill_tokens * tbt_ms
+
 
 LEAST_TOKENS_PER_S = 0.01
 """Keeps estimates finite, whatever a worker reports."""

@@ -209,7 +209,8 @@ class ReadablePolicy:
             return []
         queue_ms = 0.0
         if plan.rest_tokens:
-            queue_ms = cost.fill_ms(decode.worker, decode.cost.tbt_ms)
+            fills = decode.worker.fill_tokens
+            queue_ms = cost.seeds.fill_ms(fills, decode.cost.tbt_ms)
         estimate = self._estimate(ask, None, decode, plan, queue_ms)
         return [_Found(None, decode, loader, loads, plan, estimate)]
 

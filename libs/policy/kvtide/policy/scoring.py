@@ -278,8 +278,8 @@ class ColumnPolicy:
         queue_ms[:workers] = _queue_ms(prefills)
         if candidates > workers and plans.rest_tokens[workers]:
             # decode alone, after what it has to compute anyway
-            fills = fleet.decodes.fill_tokens[least] / self.seeds.fill_tokens
-            queue_ms[workers:] = fills * decodes.tbt_ms[least]
+            fills, tbt_ms = fleet.decodes.fill_tokens[least], decodes.tbt_ms[least]
+            queue_ms[workers:] = self.seeds.fill_ms(float(fills), float(tbt_ms))
         made_ms = queue_ms + plans.made_ms
         decode = np.empty(candidates, dtype=np.int64)
         decode.fill(least)

@@ -304,11 +304,12 @@ class Dispatcher:
             self._lost(before, now_s)
         if Role.STORE in beat.roles:
             self._replication.store_seen(beat.node, now_s)
+        seen = (beat,)
         if self._costs.seen(beat, before):
             # else those that were asked less would look as quick as the first guess
-            for alike in self._members.of_class(class_of(beat)):
-                self._fleet.seen(alike)
-        self._fleet.seen(beat)
+            seen = self._members.of_class(class_of(beat))
+        for each in seen:
+            self._fleet.seen(each)
         self._roles.seen(beat)
         self._bookings.reported(beat.node.node, now_s)
         if before is not None and _recorded(before) == _recorded(beat):

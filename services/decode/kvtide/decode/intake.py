@@ -91,10 +91,7 @@ def predicted_start_ms(
 
 
 def next_rows(sequences: Many[Sequence], limits: DecodeLimits) -> tuple[Row, ...]:
-    """The next step: a token for each that runs, and of missing prefixes what fits.
-
-    First come, first served; a short one leaves the rest of its share to the next.
-    """
+    """The next step: a token for each that runs, and of missing prefixes what fits."""
     rows = [
         sequence.next_row()
         for sequence in sequences
@@ -103,20 +100,27 @@ def next_rows(sequences: Many[Sequence], limits: DecodeLimits) -> tuple[Row, ...
         and sequence.answer.unacked < limits.unacked_tokens
     ]
     rows += [one.closing_row() for one in sequences if one.phase is Phase.CLOSING]
-    filled = False
-    left = limits.fill_tokens if rows else limits.fill_alone_tokens
+    limit = limits.fill_tokens if rows else limits.fill_alone_tokens
+    return (*rows, *_fill_rows(sequences, limit))
+
+
+def _fill_rows(sequences: Many[Sequence], limit: int) -> list[Row]:
+    """Pieces of missing prefixes, of about ``limit`` tokens together.
+
+    First come, first served; a short one leaves the rest of its share to the next.
+    """
+    rows: list[Row] = []
     for one in sequences:
-        if left <= 0:
-            break
         if one.phase is not Phase.FILLING:
             continue
-        row = one.fill_row(left)
-        if filled and len(row.tokens) > left:
+        row = one.fill_row(limit)
+        if rows and len(row.tokens) > limit:
             break
         rows.append(row)
-        filled = True
-        left -= len(row.tokens)
-    return tuple(rows)
+        limit -= len(row.tokens)
+        if limit <= 0:
+            break
+    return rows
 
 
 def fill_tokens(sequences: Many[Sequence]) -> int:

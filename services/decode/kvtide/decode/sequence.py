@@ -206,14 +206,14 @@ class Sequence:
 
         None while prefill may still bring them, or a search for them is to come.
         """
-        searched = self.phase is not Phase.WAITING or not self.restarts
         if self.phase is Phase.FILLING:
             return self.arrival.absent_tokens
-        if self.handover.prefill is None and searched and not self.finding:
-            # copies that it came with are offered when it begins
-            copies = 0 if self.opened else len(self.work.reuse)
-            return max(0, self.arrival.absent_tokens - copies * self.block_tokens)
-        return 0
+        to_search = self.phase is Phase.WAITING and bool(self.restarts)
+        if self.handover.prefill is not None or self.finding or to_search:
+            return 0
+        # copies that it came with are offered when it begins
+        copies = 0 if self.opened else len(self.work.reuse)
+        return max(0, self.arrival.absent_tokens - copies * self.block_tokens)
 
     def fill_row(self, limit: int) -> Row:
         """Compute the next missing blocks, about ``limit`` tokens; draw if they end it.

@@ -1,7 +1,7 @@
 """How late first tokens come against what was predicted, by model."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvtide.bus.messages import Outcome, PlacementMade, RequestEnded
 from kvtide.kv import RequestId
@@ -17,11 +17,18 @@ _EVERY_S = 0.1
 @dataclass(frozen=True, slots=True)
 class _Open:
     model: str
-    attempt: int
     queue_ms: float
     rest_ms: float
     ttft_ms: float
     others: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Fits:
+    """Of one model."""
+
+    lateness: LatenessFit = field(default_factory=LatenessFit)
+    crowd: CrowdFit = field(default_factory=CrowdFit)
 
 
 class Calibration:
@@ -31,26 +38,25 @@ class Calibration:
         """Not ``enabled``: parts are always taken as they add up."""
         self._enabled = enabled
         self._open: OrderedDict[RequestId, _Open] = OrderedDict()
-        self._fits: OrderedDict[str, LatenessFit] = OrderedDict()
-        self._crowds: OrderedDict[str, CrowdFit] = OrderedDict()
+        self._fits: OrderedDict[str, _Fits] = OrderedDict()
         self._next_s = 0.0
 
     def of(self, model: str) -> Lateness | None:
         """What is believed of a model's requests now."""
-        fit = self._fits.get(model)
-        return fit.known if fit is not None else None
+        fits = self._fits.get(model)
+        return fits.lateness.known if fits is not None else None
 
     def crowd_ms(self, model: str, others: int, now_s: float) -> float:
         """How much later than predicted a first token comes beside so many requests."""
-        crowd = self._crowds.get(model)
-        return crowd.ms(others, now_s) if crowd is not None else 0.0
+        fits = self._fits.get(model)
+        return fits.crowd.ms(others, now_s) if fits is not None else 0.0
 
     def placed(
         self,
         made: PlacementMade,
         cost: Estimate,
         lateness: Lateness | None,
-        others: int = 0,
+        others: int,
     ) -> None:
         """``cost`` is the choice's, made with that ``lateness`` beside ``others``.
 
@@ -63,7 +69,7 @@ class Calibration:
         if lateness is not None:
             rest_ms = lateness.rest_ms(cost.queue_ms, cost.ttft_ms)
         self._open[made.request] = _Open(
-            made.model, made.attempt, cost.queue_ms, rest_ms, cost.ttft_ms, others
+            made.model, cost.queue_ms, rest_ms, cost.ttft_ms, others
         )
         self._open.move_to_end(made.request)
         if len(self._open) > _MOST_OPEN:
@@ -73,17 +79,14 @@ class Calibration:
         """A request has had its terminal answer."""
         one = self._open.pop(ended.request, None)
         finished = ended.outcome is Outcome.FINISHED and ended.ttft_ms
-        if one is None or not finished or one.attempt != ended.attempt:
+        if one is None or not finished or ended.attempt > _FIRST_ATTEMPT:
             return
         if now_s < self._next_s:
             return
         self._next_s = now_s + _EVERY_S
-        fit = self._fits.setdefault(one.model, LatenessFit())
-        fit.add(one.queue_ms, one.rest_ms, ended.ttft_ms or 0.0)
+        fits = self._fits.setdefault(one.model, _Fits())
+        fits.lateness.add(one.queue_ms, one.rest_ms, ended.ttft_ms or 0.0)
+        fits.crowd.add(one.others, one.ttft_ms, ended.ttft_ms or 0.0, now_s)
         self._fits.move_to_end(one.model)
-        crowd = self._crowds.setdefault(one.model, CrowdFit())
-        crowd.add(one.others, one.ttft_ms, ended.ttft_ms or 0.0, now_s)
-        self._crowds.move_to_end(one.model)
-        for table in (self._fits, self._crowds):
-            if len(table) > _MOST_MODELS:
-                table.popitem(last=False)
+        if len(self._fits) > _MOST_MODELS:
+            self._fits.popitem(last=False)

@@ -34,11 +34,13 @@ class Costs:
         True if something of the worker's class is believed from now on that was not:
         what is thought of the others of the class is no longer right.
         """
-        known = self._classes.get(class_of(beat))
-        believed = known.believed if known is not None else 0
+        believed = self._believed(beat)
         self._sampled(beat, before)
+        return self._believed(beat) > believed
+
+    def _believed(self, beat: Beat) -> int:
         known = self._classes.get(class_of(beat))
-        return known is not None and known.believed > believed
+        return known.believed if known is not None else 0
 
     def _sampled(self, beat: Beat, before: Beat | None) -> None:
         stepped = before is None or before.steps != beat.steps

@@ -214,7 +214,8 @@ def _explained(row: DecisionRow, ended: RequestRow | None) -> Explained:
         ),
         reason=row.reason,
         considered=row.considered,
-        others=row.others
-        and msgspec.convert(row.others, OtherCandidates, from_attributes=True),
+        others=msgspec.convert(
+            row.others, OtherCandidates | None, from_attributes=True
+        ),
         actual=actual,
     )
