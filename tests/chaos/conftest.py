@@ -1,7 +1,7 @@
 """One site for all rounds of a run, and the questions that they ask."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 from tests.chaos.load import TOKENS, questions
@@ -9,15 +9,21 @@ from tests.chaos.model import chosen
 from tests.chaos.site import ChaosSite, NoMountsError
 from tests.e2e.fault_rounds import Question
 
+AnySite = TypeVar("AnySite", bound=ChaosSite)
 COUNT = 12
 ANSWERS = f"chaos/answers-{chosen()}-{TOKENS}"
 
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosSite]:
+    yield from running(ChaosSite(tmp_path_factory.mktemp("chaos") / "site"))
+
+
+def running(site: AnySite) -> Iterator[AnySite]:
+    """Started, until it is no longer needed; skips where there can be none."""
     try:
-        with ChaosSite(tmp_path_factory.mktemp("chaos") / "site") as running:
-            yield running
+        with site:
+            yield site
     except NoMountsError as error:
         pytest.skip(str(error))
 

@@ -3,14 +3,13 @@
 import json
 import secrets
 import socket
-import struct
 from collections.abc import Sequence
 from typing import Any, Self
 
+from tests.chaos.link import RESET_AT_CLOSE
 from tests.e2e.system import Client
 
 LIMIT_S = 150.0
-RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 KIB = 1 << 10
 
 
@@ -51,8 +50,8 @@ class Leaver:
             assert chunk, f"it ended: {self._got[-200:]!r}"
             assert self._got.startswith(b"HTTP/1.1 200"[: len(self._got)]), self._got
 
-    def is_over(self) -> bool:
-        """Read what there is to the end; whether the gateway has broken it off.
+    def broken_off(self) -> None:
+        """Read what there is to the end, before which it was to be broken off.
 
         Raises:
             AssertionError: the answer came whole.
@@ -61,9 +60,8 @@ class Leaver:
             while chunk := self._sock.recv(64 * KIB):
                 self._got = self._got[-64:] + chunk
         except ConnectionResetError:
-            return True
+            return
         assert b"[DONE]" not in self._got, "it was never broken off"
-        return True
 
     def leave(self, *, abruptly: bool) -> None:
         """By a reset, or as a program does that closes its file."""

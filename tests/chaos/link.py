@@ -10,7 +10,7 @@ import random
 import socket
 import struct
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -311,3 +311,15 @@ class Links:
             task.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)
         await asyncio.sleep(0.05)  # what was aborted is closed in the loop's next turns
+
+
+@contextlib.contextmanager
+def weather(links: Sequence[Link], what: Weather) -> Generator[None]:
+    """So it is at all these links until the block ends."""
+    for link in links:
+        link.set(what)
+    try:
+        yield
+    finally:
+        for link in links:
+            link.set(CLEAR)

@@ -7,10 +7,9 @@ fast as the demo model: so a round of a fault sees hundreds of requests.
 """
 
 import os
-import shutil
 from pathlib import Path
 
-import torch
+from tests.integration.random_models import begun, made
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvtide.engine.demo import default_cache_dir, ensure_demo_model
@@ -18,7 +17,6 @@ from kvtide.engine.demo import default_cache_dir, ensure_demo_model
 MODEL = "CHAOS_MODEL"
 """Set to ``demo``: the demo model instead."""
 LAYERS, HEADS, HEAD = 8, 3, 64
-SEED = 4
 
 
 def chosen() -> str:
@@ -31,25 +29,13 @@ def chaos_model(folder: Path) -> Path:
     demo = ensure_demo_model(default_cache_dir())
     if chosen() == "demo":
         return demo
-    folder.mkdir()
-    for file in demo.iterdir():
-        if file.suffix != ".safetensors" and file.name != "config.json":
-            shutil.copy(file, folder)
-    real = LlamaConfig.from_pretrained(demo)
     config = LlamaConfig(
-        vocab_size=real.vocab_size,
+        **begun(folder, demo),
         hidden_size=HEADS * HEAD,
         intermediate_size=512,
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         num_key_value_heads=HEADS,
         max_position_embeddings=2048,
-        initializer_range=0.1,
-        bos_token_id=real.bos_token_id,
-        eos_token_id=real.eos_token_id,
-        pad_token_id=real.pad_token_id,
-        tie_word_embeddings=False,
     )
-    torch.manual_seed(SEED)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    return made(folder, LlamaForCausalLM, config)

@@ -1,18 +1,17 @@
 """Clients whose links are slow, held up or cut, who vanish, take nothing or leave."""
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 from tests.chaos.leaver import Leaver, long_body
-from tests.chaos.link import CLEAR, Link, Weather
+from tests.chaos.link import CLEAR, Link, Weather, weather
 from tests.chaos.load import Allowed
 from tests.chaos.records import outcomes
 from tests.chaos.rounds import disturbed
 from tests.chaos.site import CLIENT_STALL_S, ChaosSite
+from tests.chaos.watch import descriptors, resident_mib
 from tests.e2e.fault_rounds import Question
 from tests.e2e.oracle.prompts import text_tokens
 from tests.e2e.system import wait_for
@@ -39,15 +38,6 @@ def to_gateways(site: ChaosSite) -> list[Link]:
     return [*site.cluster.to_gateway.values()]
 
 
-def descriptors(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - names are all we need
-
-
-def resident_mib(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
-
-
 def are_left(site: ChaosSite, clients: Sequence[Leaver], answers: int = 1) -> bool:
     """Whether each client's answers are written down as given up, for it had gone."""
     wanted = ["cancelled"] * answers
@@ -71,21 +61,32 @@ def heavy_body(site: ChaosSite, number: int) -> dict[str, object]:
     return long_body(site, prompt_of(site, number), **many)
 
 
+def heavy_streams(site: ChaosSite, link: Link, count: int, first: int) -> list[Leaver]:
+    """Clients that have heard a little each, with little room on their way."""
+    link.narrow = True
+    clients = [Leaver(link.port) for _ in range(count)]
+    for number, client in enumerate(clients, first):
+        client.ask(heavy_body(site, number))
+    for client in clients:
+        client.hear(2)
+    link.narrow = False
+    return clients
+
+
 def prompt_of(site: ChaosSite, number: int) -> list[int]:
     return text_tokens(site.tokenize, 70 + 13 * (number % 20), 31_000 + 97 * number)
 
 
 def test_clients_are_far_away(site: ChaosSite, asked: Sequence[Question]) -> None:
     done = f"200 ms more on the links between clients and gateways, {SLOW_S:.0f} s"
-    with disturbed(site, asked, "F14", done) as it:
-        for link in to_gateways(site):
-            link.set(Weather(delay_s=0.2))
+    with (
+        disturbed(site, asked, "F14", done) as it,
+        weather(to_gateways(site), Weather(delay_s=0.2)),
+    ):
         it.did()
         began_s = time.monotonic()
         it.load.answered(4)
         time.sleep(max(0.0, began_s + SLOW_S - time.monotonic()))
-        for link in to_gateways(site):
-            link.set(CLEAR)
 
 
 def test_answers_are_held_up(site: ChaosSite, asked: Sequence[Question]) -> None:
@@ -93,12 +94,9 @@ def test_answers_are_held_up(site: ChaosSite, asked: Sequence[Question]) -> None
     done = f"answers held back on their way to clients, {HELD_S:.0f} s, three times"
     with disturbed(site, asked, "F15", done) as it:
         for _ in range(3):
-            for link in to_gateways(site):
-                link.set(Weather(hold_down=True))
-            it.did()
-            time.sleep(HELD_S)
-            for link in to_gateways(site):
-                link.set(CLEAR)
+            with weather(to_gateways(site), Weather(hold_down=True)):
+                it.did()
+                time.sleep(HELD_S)
             it.load.answered(2)
 
 
@@ -114,7 +112,7 @@ def test_links_to_clients_are_cut(site: ChaosSite, asked: Sequence[Question]) ->
                     client.ask(long_body(site, prompt_of(site, 2 * number + at)))
                     client.hear(3)
                     link.cut()
-                    assert client.is_over()
+                    client.broken_off()
                 it.did()
             written_as_left(site, clients)
             for link in to_gateways(site):
@@ -130,13 +128,7 @@ def test_clients_vanish(site: ChaosSite, asked: Sequence[Question]) -> None:
     done = "all clients of a gateway vanish without a word, long streams among them"
     with disturbed(site, asked, "F15", done, BROKEN) as it:
         sockets = descriptors(pid)
-        link.narrow = True
-        clients = [Leaver(link.port) for _ in range(VANISH)]
-        for number, client in enumerate(clients):
-            client.ask(heavy_body(site, 20 + number))
-        for client in clients:
-            client.hear(2)
-        link.narrow = False
+        clients = heavy_streams(site, link, VANISH, 20)
         it.did(link.vanish())
         for client in clients:
             client.leave(abruptly=True)
@@ -158,15 +150,9 @@ def test_clients_take_nothing(site: ChaosSite, asked: Sequence[Question]) -> Non
     done = f"long answers that clients take nothing of, {CLIENT_STALL_S:.0f} s is the limit"
     with disturbed(site, asked, "F15", done, BROKEN) as it:
         size_mib = resident_mib(pid)
-        link.narrow = True
-        clients = [Leaver(link.port) for _ in range(IDLE_READERS)]
-        for number, client in enumerate(clients):
-            client.ask(heavy_body(site, 30 + number))
-        for client in clients:
-            client.hear(2)
-            it.did()
+        clients = heavy_streams(site, link, IDLE_READERS, 30)
+        it.did(len(clients))
         link.set(Weather(unread=True))
-        link.narrow = False
         grown_mib = 0.0
         deadline_s = time.monotonic() + LEFT_LIMIT_S
         while not are_left(site, clients, CHOICES):
@@ -175,7 +161,7 @@ def test_clients_take_nothing(site: ChaosSite, asked: Sequence[Question]) -> Non
             time.sleep(0.3)
         link.set(CLEAR)
         for client in clients:
-            assert client.is_over()
+            client.broken_off()
             client.leave(abruptly=False)
         assert grown_mib < MOST_GROWN_MIB
         it.saw(f"each was cut off; the gateway had at most {grown_mib:.0f} MiB more")

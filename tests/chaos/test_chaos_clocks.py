@@ -15,6 +15,7 @@ import pytest
 from tests.chaos.load import TOKENS, Allowed, Ledger, judge
 from tests.chaos.rounds import disturbed, note, oracle_of
 from tests.chaos.site import ChaosSite
+from tests.chaos.watch import resident_mib
 from tests.e2e.fault_rounds import Question
 from tests.e2e.oracle.prompts import text_tokens
 from tests.e2e.system import RequestError, wait_for
@@ -106,15 +107,6 @@ def test_each_role_is_replaced_in_an_orderly_way(
             assert not failed, (name, [e.ends for e in failed])
             it.load.answered(1)
         it.saw("each ended with 0")
-
-
-def resident_mib(pid: int) -> float:
-    line = next(
-        line
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-        if line.startswith("VmRSS")
-    )
-    return int(line.split()[1]) / 1024
 
 
 def tokens_per_s(load: Ledger) -> float:

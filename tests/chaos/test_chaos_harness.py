@@ -4,7 +4,8 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 
 import pytest
 from tests.chaos.link import CLEAR, SILENT, Link, Links, Weather
@@ -120,90 +121,86 @@ def joined(link: Link, far: socket.socket) -> tuple[socket.socket, socket.socket
     return near, other
 
 
-def test_a_link_passes_holds_spoils_and_cuts(far: socket.socket) -> None:
+@contextmanager
+def linked(
+    far: socket.socket, *, narrow: bool = False
+) -> Generator[tuple[Link, socket.socket, socket.socket]]:
+    """A link, and a connection over it: who connected, and who was reached."""
     with Links() as links:
         link = links.add(("127.0.0.1", far.getsockname()[1]))
+        link.narrow = narrow
         near, other = joined(link, far)
         with near, other:
-            near.sendall(b"up")
-            assert other.recv(9) == b"up"
-            link.set(SILENT)
-            near.sendall(b"held")
-            other.settimeout(0.3)
-            with pytest.raises(TimeoutError):
-                other.recv(9)
-            link.set(CLEAR)
-            other.settimeout(5)
-            assert other.recv(9) == b"held"
-            link.set(Weather(corrupt=1.0))
-            other.sendall(bytes(4000))
-            got = b""
-            while len(got) < 4000:
-                got += near.recv(4000)
-            assert any(got)
-            link.cut()
-            with pytest.raises(ConnectionResetError):
-                near.recv(9)
+            yield link, near, other
+
+
+def test_a_link_passes_holds_spoils_and_cuts(far: socket.socket) -> None:
+    with linked(far) as (link, near, other):
+        near.sendall(b"up")
+        assert other.recv(9) == b"up"
+        link.set(SILENT)
+        near.sendall(b"held")
+        other.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            other.recv(9)
+        link.set(CLEAR)
+        other.settimeout(5)
+        assert other.recv(9) == b"held"
+        link.set(Weather(corrupt=1.0))
+        other.sendall(bytes(4000))
+        got = b""
+        while len(got) < 4000:
+            got += near.recv(4000)
+        assert any(got)
+        link.cut()
+        with pytest.raises(ConnectionResetError):
+            near.recv(9)
 
 
 def test_a_half_open_link_tells_one_end_only(far: socket.socket) -> None:
-    with Links() as links:
-        link = links.add(("127.0.0.1", far.getsockname()[1]))
-        near, other = joined(link, far)
-        with near, other:
-            assert link.half_open() == 1
-            with pytest.raises(ConnectionResetError):
-                other.recv(9)
-            near.settimeout(0.3)
-            near.sendall(b"who hears this?")
-            with pytest.raises(TimeoutError):
-                near.recv(9)
-            link.set(CLEAR)
-            near.settimeout(5)
-            with pytest.raises(ConnectionResetError):
-                near.recv(9)
+    with linked(far) as (link, near, other):
+        assert link.half_open() == 1
+        with pytest.raises(ConnectionResetError):
+            other.recv(9)
+        near.settimeout(0.3)
+        near.sendall(b"who hears this?")
+        with pytest.raises(TimeoutError):
+            near.recv(9)
+        link.set(CLEAR)
+        near.settimeout(5)
+        with pytest.raises(ConnectionResetError):
+            near.recv(9)
 
 
 def test_who_vanishes_is_not_missed_at_the_far_end(far: socket.socket) -> None:
-    with Links() as links:
-        link = links.add(("127.0.0.1", far.getsockname()[1]))
-        link.narrow = True
-        near, other = joined(link, far)
-        with near, other:
-            assert link.vanish() == 1
-            with pytest.raises(ConnectionResetError):
-                near.recv(9)
-            other.settimeout(0.5)
-            with pytest.raises(TimeoutError):
-                other.sendall(bytes(1 << 20))
-            link.set(CLEAR)
-            other.settimeout(5)
-            with pytest.raises(OSError, match="reset"):
-                other.recv(9)
+    with linked(far, narrow=True) as (link, near, other):
+        assert link.vanish() == 1
+        with pytest.raises(ConnectionResetError):
+            near.recv(9)
+        other.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            other.sendall(bytes(1 << 20))
+        link.set(CLEAR)
+        other.settimeout(5)
+        with pytest.raises(OSError, match="reset"):
+            other.recv(9)
 
 
 def test_what_is_unread_fills_the_way(far: socket.socket) -> None:
-    with Links() as links:
-        link = links.add(("127.0.0.1", far.getsockname()[1]))
-        link.narrow = True
-        near, other = joined(link, far)
-        with near, other:
-            link.set(Weather(unread=True))
-            other.settimeout(0.5)
-            with pytest.raises(TimeoutError):
-                other.sendall(bytes(1 << 20))
-            link.set(CLEAR)
-            assert near.recv(9)
+    with linked(far, narrow=True) as (link, near, other):
+        link.set(Weather(unread=True))
+        other.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            other.sendall(bytes(1 << 20))
+        link.set(CLEAR)
+        assert near.recv(9)
 
 
 def test_a_link_knows_whom_nobody_heard(far: socket.socket) -> None:
-    with Links() as links:
-        port = far.getsockname()[1]
-        link = links.add(("127.0.0.1", port))
-        near, other = joined(link, far)
-        with near, other:
-            assert not link.turned_away
-        far.close()
+    with linked(far) as (link, near, other):
+        assert not link.turned_away
+        for each in (near, other, far):
+            each.close()
         with socket.create_connection(("127.0.0.1", link.port), 5) as alone:
             own = alone.getsockname()[1]
             with pytest.raises(ConnectionResetError):
@@ -212,15 +209,12 @@ def test_a_link_knows_whom_nobody_heard(far: socket.socket) -> None:
 
 
 def test_a_slow_link_is_late_by_so_much(far: socket.socket) -> None:
-    with Links() as links:
-        link = links.add(("127.0.0.1", far.getsockname()[1]))
-        near, other = joined(link, far)
-        with near, other:
-            link.set(Weather(delay_s=0.3))
-            began_s = time.monotonic()
-            near.sendall(b"late")
-            assert other.recv(9) == b"late"
-            assert time.monotonic() - began_s >= 0.3
+    with linked(far) as (link, near, other):
+        link.set(Weather(delay_s=0.3))
+        began_s = time.monotonic()
+        near.sendall(b"late")
+        assert other.recv(9) == b"late"
+        assert time.monotonic() - began_s >= 0.3
 
 
 def test_links_end_with_their_thread(far: socket.socket) -> None:

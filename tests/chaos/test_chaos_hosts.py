@@ -4,11 +4,10 @@ import time
 from collections.abc import Iterator, Sequence
 
 import pytest
-from tests.chaos.conftest import asked_of
+from tests.chaos.conftest import asked_of, running
 from tests.chaos.load import Allowed
 from tests.chaos.namespaces import ApartSite
 from tests.chaos.rounds import disturbed
-from tests.chaos.site import NoMountsError
 from tests.chaos.test_chaos_network import each_exact
 from tests.e2e.fault_rounds import Question
 from tests.e2e.system import wait_for
@@ -22,11 +21,7 @@ CUT_OFF_S = 20.0
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApartSite]:
     """In place of the site of all other rounds; the answers are of the same model."""
-    try:
-        with ApartSite(tmp_path_factory.mktemp("apart") / "site") as running:
-            yield running
-    except NoMountsError as error:
-        pytest.skip(str(error))
+    yield from running(ApartSite(tmp_path_factory.mktemp("apart") / "site"))
 
 
 @pytest.fixture(scope="module")

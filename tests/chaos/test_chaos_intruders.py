@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tests.chaos.rounds import disturbed, note
 from tests.chaos.site import TRANSFER_HOST, ChaosSite
+from tests.chaos.watch import resident_mib
 from tests.e2e.fault_rounds import Question
 from tests.e2e.oracle.prompts import text_tokens
 
@@ -71,11 +72,6 @@ def subjects(site: ChaosSite) -> list[str]:
         if words[0] in (b"MSG", b"HMSG") and len(words) >= 4:
             found.add(words[1].decode(errors="replace"))
     return sorted(one for one in found if not one.startswith("_INBOX"))
-
-
-def resident_mib(pid: int) -> float:
-    with Path(f"/proc/{pid}/statm").open() as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
 def nonsense(chance: random.Random, bomb: bytes) -> bytes:

@@ -2,11 +2,10 @@
 
 import random
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import pytest
-from tests.chaos.link import CLEAR, SILENT, Link, Weather
+from tests.chaos.link import CLEAR, SILENT, Link, Rewrite, Weather, weather
 from tests.chaos.load import Allowed
 from tests.chaos.rounds import disturbed
 from tests.chaos.shuffle import Lossy, Shuffled
@@ -24,17 +23,6 @@ UNREACHED = Allowed(errors=("503",))
 LOSSY_S = 20.0
 LOST = 0.3
 SLEPT_S = 8.0
-
-
-@contextmanager
-def weather(links: Sequence[Link], what: Weather) -> Generator[None]:
-    for link in links:
-        link.set(what)
-    try:
-        yield
-    finally:
-        for link in links:
-            link.set(CLEAR)
 
 
 def nats_of(site: ChaosSite, host: int) -> list[Link]:
@@ -160,6 +148,14 @@ def test_a_slow_host(site: ChaosSite, asked: Sequence[Question]) -> None:
         it.saw("nobody was taken for dead")
 
 
+def rewrite(links: Sequence[Link], how: Callable[[], Rewrite] | None) -> None:
+    """All that comes from now on; who is connected connects anew."""
+    for link in links:
+        link.rewrite = how
+        link.cut()
+        link.set(CLEAR)
+
+
 def test_messages_come_twice_and_in_another_order(
     site: ChaosSite, asked: Sequence[Question]
 ) -> None:
@@ -172,17 +168,11 @@ def test_messages_come_twice_and_in_another_order(
     links = list(site.cluster.to_nats.values())
     done = "a tenth of the messages twice, a tenth after the next, 30 s"
     with disturbed(site, asked, "F9", done, UNREACHED) as it:
-        for link in links:
-            link.rewrite = shuffled
-            link.cut()
-            link.set(CLEAR)
+        rewrite(links, shuffled)
         began_s = time.monotonic()
         it.load.answered(4)
         time.sleep(max(0.0, began_s + 30 - time.monotonic()))
-        for link in links:
-            link.rewrite = None
-            link.cut()
-            link.set(CLEAR)
+        rewrite(links, None)
         twice = sum(each.twice for each in shufflers)
         swapped = sum(each.swapped for each in shufflers)
         assert twice > 100
@@ -219,19 +209,13 @@ def test_news_of_blocks_are_lost(site: ChaosSite, asked: Sequence[Question]) -> 
         f"{LOST:.0%} of what is said of blocks lost on its way to all, {LOSSY_S:.0f} s"
     )
     with disturbed(site, asked, "F8", done, UNREACHED) as it:
-        for link in links:
-            link.rewrite = made
-            link.cut()
-            link.set(CLEAR)
+        rewrite(links, made)
         began_s = time.monotonic()
         ask_anew(site, began_s + LOSSY_S)
         it.load.answered(2)
         it.did(sum(each.lost for each in lossy))
         wait_for(lambda: each_exact(site), 60, "exact while messages are lost", 0.3)
-        for link in links:
-            link.rewrite = None
-            link.cut()
-            link.set(CLEAR)
+        rewrite(links, None)
         wait_for(
             lambda: each_exact(site), 60, "both conductors' indexes are exact", 0.3
         )

@@ -16,7 +16,8 @@ import msgspec
 import pytest
 from tests.chaos.rounds import disturbed
 from tests.chaos.site import ChaosSite
-from tests.chaos.test_chaos_intruders import resident_mib, throw
+from tests.chaos.test_chaos_intruders import throw
+from tests.chaos.watch import resident_mib
 from tests.e2e.fault_rounds import Question
 
 from kvtide.bus.secret import load_secret

@@ -36,26 +36,32 @@ class Sample:
     tasks: int | None
 
 
+def resident_mib(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+def descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
 def sampled(process: RoleProcess, at_s: float) -> Sample | None:
     """None: it is not there."""
     if not process.alive:
         return None
-    folder = Path(f"/proc/{process.pid}")
+    pid = process.pid
     try:
-        pages = int((folder / "statm").read_text().split()[1])
-        threads = len(list((folder / "task").iterdir()))
-        descriptors = len(list((folder / "fd").iterdir()))
+        rss_mib = round(resident_mib(pid), 1)
+        threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
+        files = descriptors(pid)
     except OSError:
         return None
     try:
         tasks = process.metrics().get("kvtide_tasks")
     except (OSError, HTTPException):  # stopped, not there yet, or killed meanwhile
         tasks = None
-    rss_mib = round(pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20), 1)
     told = None if tasks is None else int(tasks)
-    return Sample(
-        round(at_s, 1), process.name, process.pid, rss_mib, descriptors, threads, told
-    )
+    return Sample(round(at_s, 1), process.name, pid, rss_mib, files, threads, told)
 
 
 class Watch:

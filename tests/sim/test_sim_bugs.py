@@ -1,10 +1,6 @@
 """A checker that never fails proves nothing: it finds every bug that is planted."""
 
-import logging
-from collections.abc import Generator
-
 import pytest
-import structlog
 from tests.sim.sim_bugs import BUGS
 
 from kvtide.sim import drawn
@@ -13,14 +9,6 @@ SEEDS = range(1, 201)
 QUICK = ("a gap in the tokens is not seen", "a lease never ends")
 
 pytestmark = pytest.mark.timeout(1200)
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Generator[None]:
-    quiet = structlog.make_filtering_bound_logger(logging.CRITICAL)
-    structlog.configure(wrapper_class=quiet)
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.mark.parametrize(

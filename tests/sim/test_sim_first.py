@@ -4,12 +4,9 @@ Gateways, conductors, stores, prefill and decode workers run their production ma
 made-up engine makes every token depend on every byte of KV before it.
 """
 
-import logging
-from collections.abc import Generator
 from unittest.mock import patch
 
 import pytest
-import structlog
 from tests.sim.sim_bugs import RepeatingFlow
 
 from kvtide.bus import Incoming, NetworkFaults
@@ -31,14 +28,6 @@ CROWDED = Shape(hosts=1, store_slots=14)
 """A store that must evict all the time."""
 LATE = Trouble(NetworkFaults(delay_max_s=0.5, reorder=True))
 """News of blocks are old when they come."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Generator[None]:
-    quiet = structlog.make_filtering_bound_logger(logging.CRITICAL)
-    structlog.configure(wrapper_class=quiet)
-    yield
-    structlog.reset_defaults()
 
 
 def finished(reports: list[Report]) -> int:

@@ -1,11 +1,8 @@
 """Decode workers with too little memory, through troubles: preempted answers stay true."""
 
-import logging
-from collections.abc import Generator
 from dataclasses import replace
 
 import pytest
-import structlog
 
 from kvtide.bus import Node
 from kvtide.sim import TROUBLES, Parts, Scenario, Shape
@@ -22,14 +19,6 @@ class PressedDecode(SimDecode):
     limits = replace(SimDecode.limits, growth_blocks=0)
     capacity_tokens = 320
     step_s = 0.1
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Generator[None]:
-    quiet = structlog.make_filtering_bound_logger(logging.CRITICAL)
-    structlog.configure(wrapper_class=quiet)
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.mark.parametrize("trouble", ["none", "loss", "pause", "crash", "wild"])

@@ -1,13 +1,9 @@
 """Every look-up in an index, counted: none is for keys of another tenant (F18)."""
 
-import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
-
-import pytest
-import structlog
 
 from kvtide.bus.messages import Admit, Placed
 from kvtide.conductor.reducers.admission import Admission
@@ -20,14 +16,6 @@ from kvtide.sim.spaces import space_of
 
 SEEDS = range(1, 3)
 DECIDE, FIND, LIVES = Admission.decide, PrefixIndex.find, PrefixIndex.lives_of
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Generator[None]:
-    quiet = structlog.make_filtering_bound_logger(logging.CRITICAL)
-    structlog.configure(wrapper_class=quiet)
-    yield
-    structlog.reset_defaults()
 
 
 @dataclass
