@@ -299,7 +299,7 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
 TestAnyOrderOfEvents = AnyOrderOfEvents.TestCase
 TestAnyOrderOfEvents.settings = settings(
     max_examples=50,
-    stateful_step_count=30,
+    stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
