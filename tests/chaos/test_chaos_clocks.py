@@ -7,12 +7,14 @@ import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from tests.chaos.load import TOKENS, Allowed, Ledger, judge
+from tests.chaos.poisoned_process import POISON
 from tests.chaos.rounds import disturbed, note, oracle_of
 from tests.chaos.site import ChaosSite
 from tests.chaos.watch import resident_mib
@@ -25,6 +27,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 HOUR_S = 3600
 CROWD = 40
 CROWD_S = 20.0
+POISONED = Path(__file__).with_name("poisoned_process.py")
 SHIM = Path(__file__).with_name("wrong_clock.c")
 END_LIMIT_S = 60.0
 
@@ -159,10 +162,65 @@ def test_ten_times_too_many(site: ChaosSite, asked: Sequence[Question]) -> None:
     note("F16", done, len(refused), seen, took_s, "green")
 
 
-def test_a_prompt_that_kills_its_workers(
+@pytest.mark.parametrize("dies", ["prefill", "decode"])
+def test_a_prompt_that_its_workers_die_of(
+    site: ChaosSite, asked: Sequence[Question], dies: str
+) -> None:
+    """It is given up after two workers, refused from then on; the rest serves on."""
+    began_s = time.monotonic()
+    prompt = text_tokens(site.tokenize, 90, 76_000 if dies == "prefill" else 76_500)
+    # prefill leaves the last token of a prompt to decode
+    prompt[60 if dies == "prefill" else -1] = POISON
+    workers = [name for name in site.names if name.startswith(("prefill", "decode"))]
+    with running(site, workers, POISONED):
+        with pytest.raises(RequestError) as ended:
+            site.complete(prompt, 8)
+        assert ended.value.status == 500
+        assert "2 workers died with this request" in ended.value.body
+        dead = [name for name in workers if not site.cluster[name].alive]
+        assert len(dead) == 2, dead
+        given_up(site, prompt, asked[0])
+        assert [name for name in workers if not site.cluster[name].alive] == dead
+    site.wait_whole()
+    done = f"a prompt of which a worker dies in {dies}, all of them alike"
+    seen = [f"{' and '.join(dead)} died; {ended.value.status}, then refused"]
+    note("F28", done, len(dead), seen, time.monotonic() - began_s, "green")
+
+
+@contextmanager
+def running(site: ChaosSite, names: Sequence[str], script: Path) -> Generator[None]:
+    """These processes run another script meanwhile."""
+    usual = {name: site.cluster[name].script for name in names}
+
+    def run(scripts: Mapping[str, Path]) -> None:
+        for name, path in scripts.items():
+            if site.cluster[name].alive:
+                site.kill(name)
+            site.cluster[name].script = path
+            site.restart(name)
+        site.wait_whole()
+
+    try:
+        run(dict.fromkeys(names, script))
+        yield
+    finally:
+        run(usual)
+
+
+def given_up(site: ChaosSite, prompt: Sequence[int], question: Question) -> None:
+    """The like of it is refused, and others are answered."""
+    with pytest.raises(RequestError) as refused:
+        site.complete(prompt, 4)
+    assert refused.value.status == 500
+    assert "request_quarantined" in refused.value.body
+    answer = site.complete(question.prompt, TOKENS, ignore_eos=True)
+    assert answer.ids == question.answer
+
+
+def test_a_prompt_whose_workers_are_killed_as_it_goes_on(
     site: ChaosSite, asked: Sequence[Question]
 ) -> None:
-    """It is given up after three workers, refused from then on; the rest serves on."""
+    """It is given up after three, though it got tokens in between."""
     began_s = time.monotonic()
     prompt = text_tokens(site.tokenize, 90, 77_000)
     killed: list[str] = []
@@ -171,19 +229,14 @@ def test_a_prompt_that_kills_its_workers(
         killed += _killed_by(site, prompt, ends)
     assert len(killed) == 3, (killed, ends)
     assert ends
-    with pytest.raises(RequestError) as refused:
-        site.complete(prompt, 4)
-    assert refused.value.status in (422, 429, 500, 503)
     for name in killed:
         if not site.cluster[name].alive:
             site.restart(name)
     wait_for(site.ready, 150, "the workers are back")
-    question = asked[0]
-    answer = site.complete(question.prompt, TOKENS, ignore_eos=True)
-    assert answer.ids == question.answer
+    given_up(site, prompt, asked[0])
     site.wait_whole()
-    seen = [f"ended with {ends[0][:60]}", f"then refused with {refused.value.status}"]
-    done = "each decode worker that runs one prompt killed"
+    seen = [f"ended with {ends[0][:60]}, then refused"]
+    done = "each decode worker that runs one prompt killed, when it has brought tokens"
     note("F28", done, len(killed), seen, time.monotonic() - began_s, "green")
 
 

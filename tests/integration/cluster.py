@@ -55,6 +55,7 @@ class RoleProcess:
     log: Path
     http_url: str = ""
     prefix: tuple[str, ...] = ()
+    script: Path = _SCRIPT
     popen: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -70,11 +71,12 @@ class RoleProcess:
     def command(self) -> list[str]:
         """A worker with both roles is the command line's; others are ``serve``.
 
-        ``prefix`` is a command that becomes the process, such as ``ip netns exec NAME``.
+        ``prefix`` is a command that becomes the process, such as ``ip netns exec NAME``;
+        ``script`` runs the role.
         """
         if self.role != "worker":
             given = (self.role, json.dumps(self.settings))
-            return [*self.prefix, sys.executable, str(_SCRIPT), *given]
+            return [*self.prefix, sys.executable, str(self.script), *given]
         flags = (
             f"--{key.replace('_', '-')}={value}" for key, value in self.settings.items()
         )

@@ -164,6 +164,7 @@ def test_three_placements_that_ran_are_all(
         assert not story.life.answered
         decode = NodeRef(D1.node, life)
         story.run(P1, decode)
+        story.tokens(life - 1, [life], decode=decode)
         harm(story, decode)
         # what never ran does not count
         if not story.life.answered:
@@ -178,6 +179,22 @@ def test_three_placements_that_ran_are_all(
             asked_again(story)
     assert the(Fail, story.said).failure.kind is kind
     assert the(RecordEnded, story.said).message.outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize("answered", [0, 3])
+def test_two_workers_that_died_at_the_same_token_are_enough(answered: int) -> None:
+    story = Story()
+    first, second = NodeRef(D1.node, 1), NodeRef(D1.node, 2)
+    story.run(P1, first)
+    if answered:
+        story.tokens(0, list(range(answered)), decode=first)
+    lose(story, first)
+    reject(story)
+    asked_again(story)
+    story.run(P1, second)
+    assert not story.life.answered
+    lose(story, second)
+    assert the(Fail, story.said).failure.kind is FailureKind.QUARANTINED
 
 
 def test_nobody_waits_before_a_worker_took_the_request() -> None:

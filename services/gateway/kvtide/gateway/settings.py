@@ -95,8 +95,8 @@ class GatewaySettings(RoleSettings):
     quarantine_s: float = Field(
         default=600.0,
         ge=0,
-        description="a prompt whose workers died three times in one request is refused "
-        "for this long; 0: it never is",
+        description="a prompt with which two workers died one after the other without a "
+        "token between them, or three in all, is refused for this long; 0: it never is",
     )
     ping_s: float = Field(
         default=15.0, gt=0, description="a silent stream gets a comment this often"

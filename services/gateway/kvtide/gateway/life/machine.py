@@ -361,10 +361,11 @@ class Life:
         self._excluded.add(work.worker)
         # who says that it failed has had the work, though its yes may come later
         ran = attempt.is_taken or loss.kind is LossKind.FAILED
-        failure = self._patience.lost(loss, ran=ran, now_s=now_s)
+        answered = len(self._answer.tokens)
+        failure = self._patience.lost(loss, ran=ran, answered=answered, now_s=now_s)
         if loss.holds_nothing:
             work.state = WorkState.OVER
-        if len(self._answer.tokens) >= self.spec.max_new_tokens:
+        if answered >= self.spec.max_new_tokens:
             return self._finish(FinishReason.LENGTH, now_s)
         if failure is not None:
             return self._fail_with(failure, now_s)

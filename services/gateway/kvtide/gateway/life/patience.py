@@ -13,6 +13,10 @@ class Patience:
     ends it at once. After a loss it is: it waits for workers and conductors to come
     back, until ``again_limit_s`` after that loss. Only placements that ran count
     towards ``LifeLimits.placements`` then.
+
+    A request is held to kill its workers if ``LifeLimits.deaths`` of them died with it
+    one after the other and no token came between: what kills does so at the same place
+    again, while one whose workers are lost by others' faults gets on in between.
     """
 
     def __init__(self, limits: LifeLimits) -> None:
@@ -21,6 +25,8 @@ class Patience:
         self._placed = 0
         self._ran = 0
         self._died = 0
+        self._deaths_in_a_row = 0
+        self._answered = 0
         self._until_s: float | None = None
         self._pause_s = limits.again_first_s
 
@@ -38,8 +44,13 @@ class Patience:
         self._until_s = None
         self._pause_s = self._limits.again_first_s
 
-    def lost(self, loss: Loss, *, ran: bool, now_s: float) -> RequestFailure | None:
-        """A placement came to nothing; the answer if it was the last one."""
+    def lost(
+        self, loss: Loss, *, ran: bool, answered: int, now_s: float
+    ) -> RequestFailure | None:
+        """A placement came to nothing; the answer if it was the last one.
+
+        ``answered`` are the tokens that have come of all placements so far.
+        """
         if loss.kind is LossKind.UNABLE:
             if not self._ran:
                 return loss.failure
@@ -47,8 +58,7 @@ class Patience:
             return RequestFailure(FailureKind.WORKERS_FAILED, loss.failure.reason)
         limit = self._limits.placements
         self._ran += ran
-        self._died += ran and loss.kind is LossKind.DIED
-        if self._died >= limit:
+        if ran and loss.kind is LossKind.DIED and self._kills(answered):
             return RequestFailure(
                 FailureKind.QUARANTINED,
                 f"{self._died} workers died with this request, so it is refused for a "
@@ -61,6 +71,15 @@ class Patience:
         if not self.waits and self._placed >= limit:
             return loss.failure
         return None
+
+    def _kills(self, answered: int) -> bool:
+        """One more worker has died: whether the request is what they die of."""
+        self._died += 1
+        self._deaths_in_a_row += 1
+        if answered > self._answered:
+            self._answered, self._deaths_in_a_row = answered, 1
+        limits = self._limits
+        return self._deaths_in_a_row >= limits.deaths or self._died >= limits.placements
 
     def over(self, now_s: float) -> bool:
         """Whether it has waited for long enough, or may not wait at all."""

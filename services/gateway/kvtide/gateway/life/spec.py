@@ -38,6 +38,8 @@ class RequestSpec:
 class LifeLimits:
     """Every wait of a request, in seconds, and every count that bounds it.
 
+    ``deaths``: so many workers that die with a request one after the other, without a
+    token between them, and it is refused.
     ``again_limit_s``: a request that lost its workers waits this long for others, or
     for theirs to be started again, and asks at intervals that grow from
     ``again_first_s`` to ``again_most_s``.
@@ -45,6 +47,7 @@ class LifeLimits:
 
     deadline_s: float = 600.0
     placements: int = 3
+    deaths: int = 2
     admit_patience_s: float = 0.25
     admit_limit_s: float = 5.0
     again_limit_s: float = 30.0
