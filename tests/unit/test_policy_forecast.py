@@ -21,11 +21,11 @@ from kvtide.policy.forecast import DecodeForecast, Stay
 
 ONE = np.array([0])
 ASK = Ask(1000, 100, 64, 1_000_000)
-N = NodeId("n")
+P, D = NodeId("p"), NodeId("d")
 
 
 def estimate(ttft_ms: float, tbt_ms: float, queue_ms: float = 0.0) -> Estimate:
-    return Estimate(N, N, 0, queue_ms, 0.0, ttft_ms, ttft_ms, tbt_ms)
+    return Estimate(P, D, 0, queue_ms, 0.0, ttft_ms, ttft_ms, tbt_ms)
 
 
 def stay(start_s: float, tbt_ms: float = 100.0, limit: float = 1000.0) -> Stay:
@@ -131,6 +131,9 @@ def test_the_larger_load_is_what_is_named() -> None:
     assert late is not None
     assert late.bottleneck is Bottleneck.PREFILL
     assert late.retry_after_ms == pytest.approx(500)
+    alone = overload(ASK, replace(estimate(1500, 120), prefill=D), targets)
+    assert alone is not None
+    assert alone.bottleneck is Bottleneck.DECODE
     slow = overload(ASK, estimate(1100, 150), targets)
     assert slow is not None
     assert slow.bottleneck is Bottleneck.DECODE

@@ -96,7 +96,9 @@ def overload(ask: Ask, best: Estimate, targets: Targets) -> Overload | None:
     share = targets.share(ask.priority)
     first_ms = best.ttft_ms + ask.crowd_ms
     wait_ms = max(best.queue_ms, best.wait_ms)
-    where = Bottleneck.DECODE if best.wait_ms > best.queue_ms else Bottleneck.PREFILL
+    # decode computes the prompt itself where no other worker is to
+    at_decode = best.prefill == best.decode or best.wait_ms > best.queue_ms
+    where = Bottleneck.DECODE if at_decode else Bottleneck.PREFILL
     of_share = "" if share == 1 else f" ({share:.0%} of it for work that may be shed)"
     limit_ms = targets.queue_ms * share
     if wait_ms > limit_ms:
