@@ -319,13 +319,16 @@ class ChaosSite(Site):
     def wait_whole(self) -> None:
         """Wait until every process is there, ready, and holds nothing."""
         wait_for(self.ready, READY_LIMIT_S, "every process is ready")
-        wait_for(self.all_seen, READY_LIMIT_S, "a conductor sees every node", 0.5)
+        wait_for(self.all_seen, READY_LIMIT_S, "a conductor hears every node", 0.5)
         self.wait_idle(*self.names)
 
     def all_seen(self) -> bool:
+        """Each node is there, and has said its load."""
         try:
             return set(self.names) <= {
-                node["beat"]["node"]["node"] for node in self.status()["nodes"]
+                node["beat"]["node"]["node"]
+                for node in self.status()["nodes"]
+                if node["beat"]["load"]
             }
         except AssertionError:
             return False
