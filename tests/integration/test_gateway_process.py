@@ -11,6 +11,7 @@ from tests.integration.nats_server import NatsServer, nats_server
 from tests.unit.gateway_models import byte_level, write_model
 
 from kvtide.bus import Gone, Identity, NatsBus, Node, RosterEvent
+from kvtide.bus.messages import GatewayLoad
 from kvtide.gateway.app import serve
 from kvtide.gateway.errors import ModelTextError
 from kvtide.gateway.settings import GatewaySettings
@@ -67,6 +68,10 @@ async def test_it_serves_on_nats_and_ends_cleanly(
             member = watcher.roster.get(NodeId("gateway-1"))
             url = member.beat.http if member is not None and member.ready else ""
             assert not isinstance(event, Gone)
+        # its load is known before anybody has asked it
+        member = watcher.roster.get(NodeId("gateway-1"))
+        assert member is not None
+        assert member.beat.load == (GatewayLoad(open_requests=0),)
         async with httpx.AsyncClient(base_url=url, timeout=20) as http:
             ready = await http.get("/readyz")
             assert ready.json()["missing"] == [

@@ -112,6 +112,8 @@ class Gateway:
         self.node.on_fenced(self._on_fenced)
         self.node.tasks.spawn(self._tick_all(), name="gateway ticks")
         self.node.tasks.spawn(self._tell_owners(), name="gateway owner lists")
+        # nobody has asked yet: that is a load, and others would not know of any
+        self._count(0)
 
     def observe(self, observer: Observer) -> None:
         """Have ``observer`` look on too, from now on."""
