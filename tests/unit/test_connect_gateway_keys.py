@@ -1,5 +1,6 @@
 """Names that carry gateways' keys: whose blocks get them, and what keys they become."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ from kvtide.connect.gateway_keys import GatewayNames, key_in, name_of
 from kvtide.connect.prefix_plan import Claim, Geometry, Group
 from kvtide.connect.shape import BlockShape
 from kvtide.connect.space import EngineSpace, ForeignSpace
+from kvtide.connect.vllm_handover import tail_name
 from kvtide.connect.vllm_names import RequestNames
 from kvtide.kv import BlockKey, KeySpace, ModelFacts, SpaceId, TenantId
 
@@ -47,12 +49,50 @@ def test_names_are_the_keys_that_gateways_derive(tokens: list[int], ahead: int) 
     space = space_of(FACTS, Claim("t"))
     full = len(tokens) // SIZE
     hashes = [b""] * min(ahead, full)
-    names = GatewayNames(space, tokens, hashes)
+    names = GatewayNames(space, tokens, hashes, SIZE)
     assert [key_in(name) for name in names] == list(space.chain(tokens))[: len(hashes)]
     hashes += [b""] * (full - len(hashes))  # the engine's list has grown
     assert [key_in(name) for name in names[:]] == list(space.chain(tokens))
     with pytest.raises(IndexError):
         names[full]
+
+
+@st.composite
+def geometries(draw: st.DrawFn) -> Geometry:
+    """Some with windows only, some with groups of larger blocks, the leader's too."""
+    sizes = draw(st.lists(st.sampled_from([SIZE, 2 * SIZE, 4 * SIZE]), min_size=1))
+    windows = st.none() | st.integers(1, 100)
+    groups = tuple(Group(size, draw(windows)) for size in sizes)
+    return Geometry(groups, min(sizes), max(sizes))
+
+
+@given(geometries(), st.lists(st.integers(0, 100), max_size=300))
+def test_of_many_groups_the_leader_has_the_keys_and_all_others_their_own(
+    geometry: Geometry, tokens: list[int]
+) -> None:
+    leader, claim = geometry.leader, Claim("t")
+    facts = replace(FACTS, block_tokens=geometry.groups[leader].block_tokens)
+    hashes = [b"hash %d" % n for n in range(len(tokens) // geometry.hash_tokens)]
+    asked = request(all_token_ids=tokens, block_hashes=hashes)
+    names = RequestNames(geometry, facts, space_of).of(asked, claim)
+    found: list[BlockKey] = []
+    for number, group in enumerate(geometry.groups):
+        engine = EngineSpace("vllm", "00", "", f"group{number}", number == leader)
+        space = ForeignSpace(SECRET, engine, BlockShape(2, 64), TenantId("t"))
+        blocks = len(tokens) // group.block_tokens
+        keys = space.keys(geometry.names(number, 0, blocks, names))
+        assert len(keys) == blocks
+        if number == leader:
+            assert keys == space_of(facts, claim).chain(tokens)
+        found += [*keys, space.key(tail_name(b"", tokens))]
+    assert len(set(found)) == len(found)
+
+
+def test_the_leader_is_the_first_that_attends_to_all() -> None:
+    window, full = Group(SIZE, 64), Group(SIZE)
+    cases = {(window, full, full): 1, (full, window): 0, (window, window): 0, (): 0}
+    for groups, leader in cases.items():
+        assert Geometry(groups, SIZE, SIZE).leader == leader
 
 
 def test_one_rank_of_one_group_has_the_key_and_the_others_keys_of_their_own() -> None:
@@ -88,7 +128,8 @@ def test_a_worker_names_blocks_as_gateways_do_and_forgets_requests() -> None:
     ("facts", "geometry", "claim", "more"),
     [
         (None, ONE_GROUP, Claim(), {}),
-        (FACTS, Geometry((Group(SIZE), Group(2 * SIZE)), SIZE, SIZE), Claim(), {}),
+        (FACTS, Geometry((), SIZE, SIZE), Claim(), {}),
+        (FACTS, Geometry((Group(SIZE, 64), Group(2 * SIZE)), SIZE, SIZE), Claim(), {}),
         (FACTS, Geometry((Group(2 * SIZE),), 2 * SIZE, 2 * SIZE), Claim(), {}),
         (FACTS, ONE_GROUP, Claim("t", "an adapter"), {}),
         (FACTS, ONE_GROUP, Claim(), {"mm_features": ["a picture"]}),

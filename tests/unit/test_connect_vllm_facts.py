@@ -13,8 +13,10 @@ from kvtide.connect.vllm_facts import (
     check_config,
     engine_spaces,
     geometry,
+    served_facts,
     shapes,
 )
+from kvtide.kv import ModelFacts
 from kvtide.runtime import ConfigError
 
 
@@ -96,17 +98,78 @@ def test_spaces_differ_by_rank_group_numbers_and_model(tmp_path: Path) -> None:
 
     def spaces(rank: int = 0, **changes: Any) -> tuple[object, ...]:
         made = config(tmp_path, **changes)
-        return engine_spaces(made, caches, settings, "0.32.0", rank)
+        return engine_spaces(made, caches, settings, "0.32.0", rank, 0)
 
     first = spaces()
     assert spaces() == first
     others = [spaces(1), spaces(dtype="bfloat16"), spaces(quantization="fp8")]
     weights.write_bytes(b"two!")
     others.append(spaces())
+    caches = SimpleNamespace(kv_cache_groups=[group(FULL, 3), group(WINDOW, 3)])
+    others.append(spaces())
     every = [space for found in (first, *others) for space in found]
-    assert len(set(every)) == 10
+    assert len(set(every)) == 12
     with pytest.raises(ConfigError, match="model_digest"):
-        engine_spaces(config(tmp_path / "none"), caches, settings, "0.32.0", 0)
+        engine_spaces(config(tmp_path / "none"), caches, settings, "0.32.0", 0, 0)
+
+
+@pytest.mark.parametrize(("rank", "leader"), [(0, 0), (0, 1), (1, 0)])
+def test_one_place_has_the_keys_that_gateways_derive(rank: int, leader: int) -> None:
+    caches = SimpleNamespace(kv_cache_groups=[group(FULL), group(WINDOW)])
+    settings = ConnectSettings(model_digest="d")
+    found = engine_spaces(config(), caches, settings, "0.32.0", rank, leader)
+    adopts = [number for number, space in enumerate(found) if space.adopts]
+    assert adopts == ([leader] if rank == 0 else [])
+
+
+class About(SimpleNamespace):
+    """What vLLM knows of a model."""
+
+    def get_num_layers(self, parallel: object) -> int:
+        del parallel
+        return 6
+
+    def get_total_num_kv_heads(self) -> int:
+        return 2
+
+    def get_head_size(self) -> int:
+        return 64
+
+    def get_vocab_size(self) -> int:
+        return 100
+
+    def try_get_generation_config(self) -> dict[str, object]:
+        return {"eos_token_id": [3, 2]}
+
+
+def announced(
+    attending: int | None, least: int = 16, *, one_group: bool = False
+) -> ModelFacts:
+    """What a worker announces whose smallest blocks have ``least`` tokens."""
+    made = config()
+    made.model_config = About(
+        model="m",
+        dtype="float32",
+        quantization=None,
+        max_model_len=4096,
+        hf_config=SimpleNamespace(to_dict=dict),
+        hf_text_config=SimpleNamespace(),
+    )
+    made.cache_config = SimpleNamespace(block_size=least, cache_dtype="auto")
+    made.scheduler_config = SimpleNamespace(disable_hybrid_kv_cache_manager=one_group)
+    return served_facts(made, "0.32.0", "d", attending)
+
+
+def test_a_worker_announces_blocks_of_the_group_that_gateways_know() -> None:
+    assert announced(16).block_tokens == 16
+    assert announced(32).block_tokens == 32
+    # none attends to all, and blocks that the pool has not
+    assert announced(None).block_tokens == announced(48).block_tokens == 16
+    assert announced(16).eos_token_ids == (2, 3)
+    with pytest.raises(ConfigError, match="block size 48 must be a power of two"):
+        announced(48, least=48)
+    # all layers in one group: blocks of other bytes, so another kind of worker
+    assert announced(16) != announced(16, one_group=True)
 
 
 def test_where_a_model_lies_is_no_part_of_its_blocks_names(tmp_path: Path) -> None:
@@ -126,7 +189,7 @@ def test_where_a_model_lies_is_no_part_of_its_blocks_names(tmp_path: Path) -> No
         }
         hf_config = SimpleNamespace(to_dict=lambda: {"text_config": told, **told})
         made = config(tmp_path, hf_config=hf_config)
-        return engine_spaces(made, caches, settings, "0.32.0", 0)
+        return engine_spaces(made, caches, settings, "0.32.0", 0, 0)
 
     assert at("/data/m", "5.19.0") == at("/mnt/m", "5.20.0")
     assert at("/data/m", "5.19.0") != at("/data/m", "5.19.0", layers=3)

@@ -1,25 +1,26 @@
 """vLLM as a kvtide worker behind gateway and conductor: in one process, and in two."""
 
-import json
-import socket
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.e2e.oracle.prompts import text_tokens
 from tests.e2e.oracle.reference import Oracle
-from tests.integration.cluster import Cluster, RoleProcess, wait_for
-from tests.vllm.vllm_engine import PYTHON, vllm_environment
+from tests.integration.cluster import Cluster, wait_for
+from tests.vllm.vllm_engine import PYTHON
+from tests.vllm.vllm_workers import (
+    ASKS,
+    NEW_TOKENS,
+    Served,
+    ask,
+    counted_on,
+    post,
+    runs,
+    serving,
+    streaming,
+)
 from tokenizers import Tokenizer
-
-from kvtide.cli.explanations import Explanation, find_explanation
-from kvtide.runtime.settings import RoleSettings
 
 pytestmark = [
     pytest.mark.full,
@@ -27,127 +28,9 @@ pytestmark = [
     pytest.mark.skipif(not PYTHON, reason="make test-vllm names vLLM's Python"),
 ]
 
-START_LIMIT_S = 900.0
-OPTIONS = {"max_model_len": 4096, "enforce_eager": True, "max_num_seqs": 4}
 LENGTHS = (20, 128, 300, 700)
-NEW_TOKENS = 24
 LONG_TOKENS = 60
 REUSED_TOKENS = 512
-ASKS = 8
-
-
-class VllmWorker(RoleProcess):
-    """A worker in vLLM's own environment."""
-
-    @property
-    def command(self) -> list[str]:
-        flags = [f"--{key.replace('_', '-')}={v}" for key, v in self.settings.items()]
-        return ["nice", "-n", "5", PYTHON, "-m", "kvtide.cli", "worker", *flags]
-
-
-@dataclass(frozen=True)
-class Served:
-    """One answer of the gateway. ``request`` is its name in the cluster."""
-
-    ids: list[int]
-    finish: str
-    cached: int
-    request: str
-
-
-@contextmanager
-def serving(folder: Path, model: Path, roles: Sequence[str]) -> Generator[Cluster]:
-    """Gateway, conductor, store, and a vLLM worker for each of ``roles``."""
-    settings: dict[str, Mapping[str, object]] = {
-        "store": {"dram_bytes": 1 << 30, "slab_bytes": 64 << 20},
-        "gateway": {"model": str(model)},
-    }
-    cluster = Cluster(
-        folder, conductors=1, gateways=1, prefill=0, decode=0, settings=settings
-    )
-    with cluster:
-        for number, names in enumerate(roles):
-            start_worker(cluster, number, model, names)
-        cluster.wait_ready(START_LIMIT_S)
-        yield cluster
-        for process in cluster.processes.values():
-            assert process.alive, cluster.tail(process)
-
-
-def start_worker(cluster: Cluster, number: int, model: Path, roles: str) -> None:
-    store = cluster["store-0"].settings
-    name = f"vllm-{number}"
-    port = free_port()
-    worker = VllmWorker(
-        name,
-        "worker",
-        {
-            "engine": "vllm",
-            "roles": roles,
-            "nats": store["nats"],
-            "node": name,
-            "state_dir": store["state_dir"],
-            "shm_dir": store["shm_dir"],
-            "log_format": "json",
-            "http_port": port,
-            "model": str(model),
-            "threads": 2,
-            "handover_wait_s": 20.0,
-            "load_timeout_s": 20.0,
-            "save_timeout_s": 10.0,
-            "vllm_options": json.dumps(OPTIONS),
-        },
-        cluster.folder / f"{name}.log",
-        f"http://127.0.0.1:{port}",
-    )
-    worker.start(vllm_environment())
-    cluster.processes[name] = worker
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def post(cluster: Cluster, body: Mapping[str, object]) -> dict[str, Any]:
-    """A completion; an error's body where it is refused."""
-    gateway = cluster["gateway-0"]
-    asked = urllib.request.Request(  # noqa: S310 - our own address
-        f"{gateway.http_url}/v1/completions",
-        json.dumps({"model": "smollm2-135m-instruct", **body}).encode(),
-        {"content-type": "application/json"},
-    )
-    try:
-        with urllib.request.urlopen(asked, timeout=600) as answer:  # noqa: S310 - as above
-            name = answer.headers.get("x-request-id", "")
-            return {"request": name, **json.loads(answer.read())}
-    except urllib.error.HTTPError as error:
-        return {"status": error.code, **json.loads(error.read())}
-
-
-def ask(cluster: Cluster, prompt: Sequence[int], **more: object) -> Served:
-    body = {
-        "prompt": list(prompt),
-        "max_tokens": NEW_TOKENS,
-        "temperature": 0,
-        "return_token_ids": True,
-        **more,
-    }
-    answer = post(cluster, body)
-    assert "choices" in answer, answer
-    choice: dict[str, Any] = answer["choices"][0]
-    details: dict[str, int] = answer["usage"].get("prompt_tokens_details") or {}
-    cached = details.get("cached_tokens", 0)
-    return Served(
-        choice["token_ids"], choice["finish_reason"], cached, answer["request"]
-    )
-
-
-async def why(cluster: Cluster, request: str) -> Explanation:
-    """What the conductor said of a request."""
-    settings = RoleSettings(nats=cluster.nats.url, state_dir=cluster.state_dir)
-    return await find_explanation(settings, request)
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +67,7 @@ async def test_vllm_is_a_worker_of_both_roles(
 ) -> None:
     with serving(tmp_path, model, ["prefill,decode"]) as cluster:
         judge(cluster, oracle, prompts)
-        await counted_on(cluster, oracle, prompts[-1], "vllm-0")
+        await reuses(cluster, oracle, prompts[-1], "vllm-0")
         drawn = ask(cluster, prompts[0], temperature=0.8, seed=7, logprobs=2)
         assert drawn.ids == ask(cluster, prompts[0], temperature=0.8, seed=7).ids
         refusals(cluster, prompts[0])
@@ -192,24 +75,13 @@ async def test_vllm_is_a_worker_of_both_roles(
         nothing_runs(cluster, "vllm-0")
 
 
-async def counted_on(
+async def reuses(
     cluster: Cluster, oracle: Oracle, prompt: list[int], decode: str
 ) -> None:
-    """The conductor knows what vLLM has saved, and vLLM reuses it.
+    def right(ids: list[int]) -> bool:
+        return oracle.check(prompt, ids).right
 
-    Asked again, since a busy machine may have dropped a save. Who computes the little that
-    is left is the conductor's choice.
-    """
-    seen: list[tuple[int, int]] = []
-    while len(seen) < ASKS:
-        again = ask(cluster, prompt)
-        assert oracle.check(prompt, again.ids).right
-        best = (await why(cluster, again.request)).candidates[0]
-        assert best.decode == decode
-        seen.append((again.cached, best.hit_tokens))
-        if min(seen[-1]) >= REUSED_TOKENS:
-            return
-    raise AssertionError(f"tokens reused, and counted on: {seen}")
+    await counted_on(cluster, prompt, decode, REUSED_TOKENS, right)
 
 
 def refusals(cluster: Cluster, prompt: list[int]) -> None:
@@ -229,7 +101,7 @@ async def test_one_vllm_prefills_for_another(
     with serving(tmp_path, model, ["prefill", "decode"]) as cluster:
         judge(cluster, oracle, prompts)
         prefilled(cluster, oracle, prompts[-1], "done")
-        await counted_on(cluster, oracle, prompts[-1], "vllm-1")
+        await reuses(cluster, oracle, prompts[-1], "vllm-1")
         outlives(cluster, oracle, prompts[1], lose_store)
         prefilled(cluster, oracle, prompts[-1][::-1], "no_store")
         for fault in (lose_conductor, lose_nats):
@@ -299,31 +171,9 @@ def lose_nats(cluster: Cluster) -> None:
 
 def hang_up(cluster: Cluster, prompt: Sequence[int]) -> None:
     """Go away in mid-answer."""
-    asked = urllib.request.Request(  # noqa: S310 - our own address
-        f"{cluster['gateway-0'].http_url}/v1/completions",
-        json.dumps(
-            {
-                "model": "smollm2-135m-instruct",
-                "prompt": list(prompt),
-                "max_tokens": 3000,
-                "ignore_eos": True,
-                "stream": True,
-            }
-        ).encode(),
-        {"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(asked, timeout=600) as answer:  # noqa: S310 - as above
-        assert answer.readline()
-
-
-def runs(cluster: Cluster, name: str) -> bool:
-    """Whether a request is there, or may be: a busy process answers late."""
-    try:
-        now = cluster[name].metrics()
-    except OSError:
-        return True
-    loads = ("running", "waiting")
-    return any(now[f'kvtide_decode_load{{what="{one}"}}'] for one in loads)
+    body = {"prompt": list(prompt), "max_tokens": 3000, "ignore_eos": True}
+    with streaming(cluster, body) as (_, pieces):
+        assert next(pieces)
 
 
 def nothing_runs(cluster: Cluster, name: str) -> None:

@@ -27,17 +27,23 @@ def key_in(name: bytes) -> BlockKey | None:
 class GatewayNames(Sequence[bytes]):
     """The names of one request's full blocks. Grows as ``hashes`` does.
 
-    ``hashes`` is the engine's own list, of which only the length counts; ``tokens`` are
-    the request's so far, a live view. Both are the caller's.
+    ``hashes`` is the engine's own list, one for each ``hash_tokens`` tokens; ``tokens``
+    are the request's so far, a live view. Both are the caller's. Where no block of the
+    gateways' ends, which have more tokens then, the name is the engine's hash.
     """
 
     def __init__(
-        self, space: KeySpace, tokens: Sequence[int], hashes: Sequence[bytes]
+        self,
+        space: KeySpace,
+        tokens: Sequence[int],
+        hashes: Sequence[bytes],
+        hash_tokens: int,
     ) -> None:
         """Nothing is hashed before it is asked for."""
         self._space = space
         self._tokens = tokens
         self._hashes = hashes
+        self._hash_tokens = hash_tokens
         self._keys: list[BlockKey] = []
 
     def __len__(self) -> int:
@@ -52,11 +58,14 @@ class GatewayNames(Sequence[bytes]):
         """As of any sequence."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        wanted = range(len(self))[index]
+        at = range(len(self))[index]
         size = self._space.layout.block_tokens
-        while len(self._keys) <= wanted:
+        full, rest = divmod((at + 1) * self._hash_tokens, size)
+        if rest:
+            return bytes(self._hashes[at])
+        while len(self._keys) < full:
             start = len(self._keys) * size
             parent = self._keys[-1] if self._keys else None
             tokens: Any = self._tokens[start : start + size]
             self._keys.append(self._space.key(parent, tokens))
-        return name_of(self._keys[wanted])
+        return name_of(self._keys[full - 1])

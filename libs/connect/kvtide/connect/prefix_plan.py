@@ -37,6 +37,25 @@ class Geometry:
     hash_tokens: int
     unit_tokens: int
 
+    @property
+    def leader(self) -> int:
+        """The group that is known outside by its blocks, for all of them.
+
+        The first that attends to all: a prompt is there as far as its blocks are, and of
+        the others no more is needed. Where all have windows, the first.
+        """
+        return next(
+            (i for i, group in enumerate(self.groups) if group.window_tokens is None), 0
+        )
+
+    @property
+    def attending_tokens(self) -> int | None:
+        """Tokens in a block of the groups that attend to all; None: none, or they differ."""
+        sizes = {
+            group.block_tokens for group in self.groups if group.window_tokens is None
+        }
+        return sizes.pop() if len(sizes) == 1 else None
+
     def name(self, group: int, block: int, hashes: Sequence[bytes]) -> bytes | None:
         """The name of a group's block; None: it is not full yet."""
         end = (block + 1) * self.groups[group].block_tokens // self.hash_tokens

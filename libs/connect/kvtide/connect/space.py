@@ -32,9 +32,11 @@ class EngineSpace:
         engine: the engine and its version, such as ``vllm 0.32.0``.
         model: hex digest of the model's configuration and weights.
         numerics: canonical text of what else changes the bytes: dtypes, quantisation,
-            attention backend, the order of bytes in a page, tokens in a block.
+            attention backend, the order of bytes in a page, tokens in a block, which
+            layers' pages a block is.
         place: rank coordinates and cache group, such as ``tp0/2 pp0/1 group0``.
         adopts: names that carry a key (``gateway_keys``) are that key: at one place only.
+            The other places make keys of their own from these names, too.
     """
 
     engine: str

@@ -67,7 +67,9 @@ class _Scheduling:
         self._loaded: set[str] = set()
         settings, facts = self.shared.settings, None
         if settings.keys_of == "gateway":
-            facts = served_facts(config, vllm_version, model_digest(config, settings))
+            digest = model_digest(config, settings)
+            tokens = self.shared.geometry.attending_tokens
+            facts = served_facts(config, vllm_version, digest, tokens)
         client = self.shared.client
         self._names = RequestNames(self.shared.geometry, facts, client.gateway_keys)
         self._waits = Waits(self.shared.settings.handover_wait_s)

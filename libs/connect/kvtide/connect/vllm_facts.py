@@ -20,7 +20,8 @@ from kvtide.connect.prefix_plan import Claim, Geometry, Group
 from kvtide.connect.settings import ConnectSettings
 from kvtide.connect.shape import FOREIGN_LAYOUT, BlockShape
 from kvtide.connect.space import EngineSpace
-from kvtide.kv import ModelFacts
+from kvtide.kv import Layout, ModelFacts
+from kvtide.kv.layout import MAX_BLOCK_TOKENS, MIN_BLOCK_TOKENS
 from kvtide.runtime import ConfigError
 
 MAX_ADAPTERS = 1024
@@ -95,9 +96,14 @@ def shapes(cache_config: Any) -> tuple[BlockShape, ...]:
 
 
 def engine_spaces(
-    config: Any, cache_config: Any, settings: ConnectSettings, version: str, rank: int
+    config: Any,
+    cache_config: Any,
+    settings: ConnectSettings,
+    version: str,
+    rank: int,
+    leader: int,
 ) -> tuple[EngineSpace, ...]:
-    """The spaces of one tensor-parallel rank, by group.
+    """The spaces of one tensor-parallel rank, by group; ``leader`` is one of them.
 
     Raises:
         ConfigError: the model's files can't be found or read.
@@ -110,7 +116,7 @@ def engine_spaces(
             model=digest,
             numerics=_numerics(config, cache_config, group),
             place=f"tp{rank}/{size} group{number}",
-            adopts=rank == 0 and number == 0,
+            adopts=rank == 0 and number == leader,
         )
         for number, group in enumerate(cache_config.kv_cache_groups)
     )
@@ -168,20 +174,33 @@ def model_digest(config: Any, settings: ConnectSettings) -> str:
     return folder_digest(folder, settings.state_dir / "digests")
 
 
-def served_facts(config: Any, version: str, digest: str) -> ModelFacts:
+def served_facts(
+    config: Any, version: str, digest: str, attending_tokens: int | None
+) -> ModelFacts:
     """What a worker on this vLLM announces, and what gateways make keys from.
 
     The worker and the connector inside its engine make it apart, from one configuration.
+    ``attending_tokens`` are in a block of the groups that attend to all, None if there
+    are none or they differ; then, or if a block of the pool can't have so many, blocks
+    are as large as the smallest group's.
+
+    Raises:
+        ConfigError: nor can they be so large.
     """
     cache, about, parallel = (
         config.cache_config,
         config.model_config,
         config.parallel_config,
     )
-    more = {**_computing(config), "ranks": parallel.tensor_parallel_size}
+    more = {
+        **_computing(config),
+        "ranks": parallel.tensor_parallel_size,
+        "one group": bool(config.scheduler_config.disable_hybrid_kv_cache_manager),
+    }
     rest = blake3(json.dumps(more, sort_keys=True, default=str).encode()).hexdigest()
     said = f"{version}/{about.dtype}/{cache.cache_dtype}/{rest[:32]}"
-    return ModelFacts(
+    sizes = (attending_tokens or 0, int(cache.block_size))
+    facts = ModelFacts(
         name=Path(about.model).resolve().name,
         digest=digest,
         layers=int(about.get_num_layers(parallel)),
@@ -193,8 +212,21 @@ def served_facts(config: Any, version: str, digest: str) -> ModelFacts:
         eos_token_ids=_ends(about),
         numerics=f"foreign/vllm {said}",
         layout_version=FOREIGN_LAYOUT,
-        block_tokens=int(cache.block_size),
+        block_tokens=next(filter(_poolable, sizes), sizes[-1]),
     )
+    try:
+        Layout.of(facts)
+    except ValueError as error:
+        raise ConfigError(
+            f"gateways can't know blocks of this vLLM: {error}", key="block_size"
+        ) from error
+    return facts
+
+
+def _poolable(tokens: int) -> bool:
+    """Whether a block of the pool may have so many tokens."""
+    in_range = MIN_BLOCK_TOKENS <= tokens <= MAX_BLOCK_TOKENS
+    return in_range and tokens & (tokens - 1) == 0
 
 
 def _ends(about: Any) -> tuple[int, ...]:
@@ -225,7 +257,7 @@ def _numerics(config: Any, cache_config: Any, group: Any) -> str:
         "cache dtype": getattr(spec, "dtype", ""),
         "window": getattr(spec, "sliding_window", None),
         "layout": config.cache_config.kv_cache_layout,
-        "layers": len(group.layer_names),
+        "layers": list(group.layer_names),
         "groups": len(cache_config.kv_cache_groups),
     }
     return json.dumps(facts, sort_keys=True, default=str)

@@ -26,11 +26,16 @@ class RequestNames:
     def __init__(
         self, geometry: Geometry, facts: ModelFacts | None, space_of: SpaceOf
     ) -> None:
-        """``facts`` are what the worker announces; they need one group, hashed by block."""
-        sizes = {group.block_tokens for group in geometry.groups}
-        size = geometry.hash_tokens
-        fits = facts is not None and {facts.block_tokens, *sizes} == {size}
+        """``facts`` are what the worker announces: blocks as large as the leader's."""
+        sizes = [group.block_tokens for group in geometry.groups]
+        fits = (
+            facts is not None
+            and bool(sizes)
+            and sizes[geometry.leader] == facts.block_tokens
+            and facts.block_tokens % geometry.hash_tokens == 0
+        )
         self._facts = facts if fits else None
+        self._hash_tokens = geometry.hash_tokens
         self._space_of = space_of
         self._spaces: OrderedDict[Claim, KeySpace] = OrderedDict()
         self._requests: dict[str, GatewayNames] = {}
@@ -49,7 +54,9 @@ class RequestNames:
         found = self._requests.get(request.request_id)
         if found is None:
             space = self._space(self._facts, claim)
-            found = GatewayNames(space, request.all_token_ids, request.block_hashes)
+            found = GatewayNames(
+                space, request.all_token_ids, request.block_hashes, self._hash_tokens
+            )
             self._requests[request.request_id] = found
         return found
 

@@ -50,7 +50,14 @@ class Shared:
         self.geometry = geometry(cache_config, unit, hashed)
         self.shapes = shapes(cache_config)
         spaces = [
-            engine_spaces(config, cache_config, self.settings, vllm_version, rank)
+            engine_spaces(
+                config,
+                cache_config,
+                self.settings,
+                vllm_version,
+                rank,
+                self.geometry.leader,
+            )
             for rank in ranks
         ]
         self.client = EngineClient(self.settings)

@@ -216,9 +216,13 @@ class VllmEngine:
         digest = folder_digest(
             Path(model), self._settings.state_dir.expanduser() / "digests"
         )
-        facts = served_facts(config, vllm_version, digest)
-        blocks = int(config.cache_config.num_gpu_blocks or 0)
-        return Served(facts, blocks * facts.block_tokens)
+        cache = config.cache_config
+        facts = served_facts(
+            config, vllm_version, digest, cache.effective_attention_block_size
+        )
+        # a request has blocks in each cache group, so vLLM itself must say what fits
+        engines = int(config.parallel_config.data_parallel_size)
+        return Served(facts, int(cache.kv_cache_size_tokens or 0) * engines)
 
 
 def _piece(output: Any, handed_tokens: int | None) -> Piece:
