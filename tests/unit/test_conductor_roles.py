@@ -1,7 +1,9 @@
 """Workers move between prefill and decode, rarely, and never the last one of a role."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import msgspec
 from hypothesis import given, settings, strategies as st
 from tests.unit.conductor_cluster import FACTS, beat, ref
 
@@ -73,6 +75,26 @@ def test_the_least_loaded_worker_moves_once_the_balance_stayed_off() -> None:
     assert {each.worker for each in world.ticks(11)} == {"w3"}
     world.say(worker("w3", [Role.PREFILL], queue_ms=20_000))
     # prefill is still busy, but one worker must stay with decode
+    assert world.ticks(120) == []
+
+
+def test_the_only_worker_of_a_role_for_a_model_stays() -> None:
+    world = World()
+    busy_prefill(world)
+    own = replace(FACTS, name="another")
+    # the least loaded one alone has one of its models for decode
+    least = worker("w3", [Role.DECODE], used=5)
+    world.say(msgspec.structs.replace(least, models=(FACTS, own)))
+    assert {each.worker for each in world.ticks(12)} == {"w2"}
+
+
+def test_where_each_worker_has_a_model_of_its_own_nobody_moves() -> None:
+    world = World()
+    busy_prefill(world)
+    for name, used in (("w2", 40), ("w3", 5)):
+        own = replace(FACTS, name=f"of {name}")
+        alone = worker(name, [Role.DECODE], used=used)
+        world.say(msgspec.structs.replace(alone, models=(own,)))
     assert world.ticks(120) == []
 
 

@@ -8,7 +8,7 @@ anew: one move at a time, and none for a while after it. The first conductor by 
 moves; all say the same numbers, which an autoscaler can use.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -185,13 +185,13 @@ class Roles:
 
     def _begin(self, short: Role, now_s: float) -> list[TellWorker]:
         other = _ROLES[1] if short is _ROLES[0] else _ROLES[0]
+        workers = self._workers(other)
         givers = [
             beat
-            for beat in self._workers(other)
-            if self._both.get(beat.node.node) == beat.node
+            for beat in workers
+            if self._both.get(beat.node.node) == beat.node and _is_spare(beat, workers)
         ]
-        # one must stay with each role
-        if not givers or len(self._workers(other)) < 2:  # noqa: PLR2004
+        if not givers:
             return []
         load = self._decode_load if other is Role.DECODE else self._prefill_load
         giver = min(givers, key=lambda beat: (load(beat), beat.node.node))
@@ -216,6 +216,13 @@ class Roles:
     def _tell(self, move: _Move) -> TellWorker:
         message = ChangeRoles(worker=move.worker, roles=move.roles)
         return TellWorker(move.worker.node, move.inbox, message)
+
+
+def _is_spare(beat: Beat, workers: Sequence[Beat]) -> bool:
+    """Whether each of its models stays with another of ``workers``, and one stays at all."""
+    others = [each for each in workers if each.node != beat.node]
+    left = {facts for each in others for facts in each.models}
+    return bool(others) and left.issuperset(beat.models)
 
 
 def _mean(values: Iterable[float]) -> float:
