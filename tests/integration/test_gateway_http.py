@@ -1,7 +1,9 @@
 """The HTTP surface against scripted workers: answers, streams, errors."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ from tests.integration.gateway_cluster import (
     openai_client,
     running_gateway,
 )
+from tests.integration.gateway_script import FACTS
+
+from kvtide.kv import BlockKey, Role
 
 CHAT: dict[str, Any] = {
     "model": MODEL,
@@ -245,6 +250,40 @@ async def test_models_and_text_routes(http: httpx.AsyncClient) -> None:
     assert text.json()["prompt"].startswith("<|im_start|>user\nhi<|im_end|>")
     wrong = await http.post("/detokenize", json={"tokens": [1, 1 << 31]})
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "tokens")
+
+
+async def test_an_adapter_is_a_model_of_its_own(
+    running: Running, http: httpx.AsyncClient
+) -> None:
+    facts = replace(FACTS, max_tokens=running.script.context)
+    tuned = facts.adapted("tuned", "digest")
+    worker = running.cluster.nodes[Role.DECODE]
+    asked = {**CHAT, "model": "tuned"}
+    worker.models(facts)
+    assert (await http.post("/v1/chat/completions", json=asked)).status_code == 404
+    # another model's adapter is not this gateway's
+    worker.models(facts, tuned, replace(tuned, name="strange", parent="other"))
+    listed: list[dict[str, Any]] = []
+    for _ in range(500):
+        listed = (await http.get("/v1/models")).json()["data"]
+        if len(listed) > 1:
+            break
+        await asyncio.sleep(0.01)
+    assert [(m["id"], m["parent"]) for m in listed] == [(MODEL, None), ("tuned", MODEL)]
+    one = (await http.get("/v1/models/tuned")).json()
+    assert (one["parent"], one["max_model_len"]) == (MODEL, facts.max_tokens)
+    keys: list[tuple[BlockKey, ...]] = []
+    long = [{"role": "user", "content": "hi " * 40}]
+    for name in ("tuned", MODEL):
+        body = {**CHAT, "model": name, "messages": long}
+        answer = (await http.post("/v1/chat/completions", json=body)).json()
+        assert answer["model"] == name, answer
+        assert running.cluster.decodes[-1].model == name
+        keys.append(running.cluster.decodes[-1].keys)
+    assert keys[0]
+    assert not {*keys[0]} & {*keys[1]}
+    missing = await http.post("/v1/chat/completions", json={**CHAT, "model": "nobody"})
+    assert f"'{MODEL}', 'tuned' do" in missing.json()["error"]["message"]
 
 
 async def test_tokenize_says_what_is_served(

@@ -114,6 +114,19 @@ def test_one_rank_of_one_group_has_the_key_and_the_others_keys_of_their_own() ->
     assert spaces[0].key(b"an engine's hash") != spaces[1].key(b"an engine's hash")
 
 
+def test_an_adapters_blocks_have_the_keys_that_gateways_derive_for_it() -> None:
+    names = RequestNames(ONE_GROUP, FACTS, space_of)
+    adapted = FACTS.adapted("tuned", "digest")
+    keys = [
+        *space_of(adapted, Claim("t")).chain(TOKENS),
+        *space_of(FACTS, Claim("t")).chain(TOKENS),
+        *space_of(FACTS.adapted("tuned", "other"), Claim("t")).chain(TOKENS),
+    ]
+    assert len(set(keys)) == len(keys)
+    found = names.of(request(), Claim("t", "digest"))
+    assert [*map(key_in, found)] == keys[: len(found)]
+
+
 def test_a_worker_names_blocks_as_gateways_do_and_forgets_requests() -> None:
     names = RequestNames(ONE_GROUP, FACTS, space_of)
     asked, claim = request(), Claim("t", "", "salt")
@@ -131,7 +144,6 @@ def test_a_worker_names_blocks_as_gateways_do_and_forgets_requests() -> None:
         (FACTS, Geometry((), SIZE, SIZE), Claim(), {}),
         (FACTS, Geometry((Group(SIZE, 64), Group(2 * SIZE)), SIZE, SIZE), Claim(), {}),
         (FACTS, Geometry((Group(2 * SIZE),), 2 * SIZE, 2 * SIZE), Claim(), {}),
-        (FACTS, ONE_GROUP, Claim("t", "an adapter"), {}),
         (FACTS, ONE_GROUP, Claim(), {"mm_features": ["a picture"]}),
         (FACTS, ONE_GROUP, Claim(), {"prompt_embeds": object()}),
     ],

@@ -253,6 +253,22 @@ def test_each_end_without_an_answer_is_said_once() -> None:
     assert isinstance(failed, DecodeFailed)
 
 
+def test_an_adapter_is_asked_for_by_its_name_and_no_other_is_taken() -> None:
+    machine = AnsweringMachine(ME, LIMITS)
+    served = decode.ModelLoaded(
+        "m", 100, 16, 2, (EOS,), 60, adapted=frozenset({"m", "tuned"})
+    )
+    machine.handle(served, 0.0)
+    work = msgspec.structs.replace(decode_work(), model="strange")
+    refused = replied(machine.handle(decode.WorkArrived(work), 1.0))
+    assert isinstance(refused, WorkRefused)
+    assert refused.code is RefuseCode.UNKNOWN_MODEL
+    work = msgspec.structs.replace(work, request=RequestId("s"), model="tuned")
+    commands = machine.handle(decode.WorkArrived(work), 1.0)
+    assert isinstance(replied(commands), WorkAccepted)
+    assert asked(commands).ask.model == "tuned"
+
+
 def test_what_does_not_fit_is_refused() -> None:
     machine = answering()
     tokens = tuple(range(10, 70))

@@ -66,8 +66,14 @@ class VllmEngine:
         max_tokens: int = 16,
         salt: str = "",
         params: Mapping[str, object] | None = None,
+        lora: Path | None = None,
     ) -> Generated:
-        asked = {"prompts": list(prompts), "max_tokens": max_tokens, "salt": salt}
+        asked = {
+            "prompts": list(prompts),
+            "max_tokens": max_tokens,
+            "salt": salt,
+            "lora": None if lora is None else str(lora),
+        }
         return Generated(**self._ask({"op": "generate", **asked, "params": params}))
 
     def abort(self, prompt: str, params: Mapping[str, object], steps: int) -> Aborted:

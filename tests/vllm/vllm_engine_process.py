@@ -44,7 +44,9 @@ def answer(llm: Any, asked: dict[str, Any]) -> dict[str, Any]:
         if asked.get("salt"):
             prompt["cache_salt"] = asked["salt"]
     started_s = time.monotonic()  # noqa: TID251 - a measurement
-    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+    outputs = llm.generate(
+        prompts, sampling, use_tqdm=False, lora_request=adapter(asked.get("lora"))
+    )
     seconds = time.monotonic() - started_s  # noqa: TID251 - a measurement
     return {
         "seconds": seconds,
@@ -54,6 +56,14 @@ def answer(llm: Any, asked: dict[str, Any]) -> dict[str, Any]:
         "reasons": [each.outputs[0].finish_reason for each in outputs],
         "params": [each.kv_transfer_params for each in outputs],
     }
+
+
+def adapter(folder: str | None) -> Any:
+    """One and the same adapter in an engine's life; None: none is wanted."""
+    if folder is None:
+        return None
+    lora: Any = importlib.import_module("vllm.lora.request")
+    return lora.LoRARequest("adapter", 1, folder)
 
 
 def aborted(engine: Any, asked: dict[str, Any], sampling: Any) -> dict[str, Any]:

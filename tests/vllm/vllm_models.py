@@ -2,14 +2,18 @@
 # pyright: reportUnknownArgumentType=false
 """Small random models of other kinds than the demo model, with its tokenizer."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import save_file
 from tests.integration.random_models import begun, made
 from transformers import (
     AutoTokenizer,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    LlamaConfig,
     MixtralConfig,
     MixtralForCausalLM,
 )
@@ -23,6 +27,8 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 4096,
 }
 WINDOW_TOKENS = 256
+ADAPTER_SEED = 5
+ADAPTER_RANK = 8
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
@@ -51,6 +57,34 @@ def expert_model(folder: Path, demo: Path) -> Path:
         num_experts_per_tok=2,
     )
     return made(folder, MixtralForCausalLM, config)
+
+
+def adapter(folder: Path, model: Path) -> Path:
+    """A LoRA adapter with random weights for a Llama model's queries and values."""
+    config = LlamaConfig.from_pretrained(model)
+    head_dim = config.hidden_size // config.num_attention_heads
+    kv_heads = config.num_key_value_heads or config.num_attention_heads
+    sizes = {"q_proj": config.hidden_size, "v_proj": kv_heads * head_dim}
+    torch.manual_seed(ADAPTER_SEED)
+    weights: dict[str, torch.Tensor] = {}
+    for layer in range(config.num_hidden_layers):
+        for name, size in sizes.items():
+            at = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            into = torch.randn(ADAPTER_RANK, config.hidden_size)
+            weights[f"{at}.lora_A.weight"] = into / config.hidden_size**0.5
+            weights[f"{at}.lora_B.weight"] = torch.randn(size, ADAPTER_RANK) * 0.2
+    folder.mkdir()
+    save_file(weights, folder / "adapter_model.safetensors")
+    said = {
+        "peft_type": "LORA",
+        "r": ADAPTER_RANK,
+        "lora_alpha": ADAPTER_RANK,
+        "target_modules": sorted(sizes),
+        "bias": "none",
+        "base_model_name_or_path": str(model),
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(said))
+    return folder
 
 
 def grown(text: str, tokens: int, demo: Path) -> str:

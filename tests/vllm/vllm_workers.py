@@ -67,7 +67,9 @@ def serving(folder: Path, model: Path, roles: Sequence[str]) -> Generator[Cluste
             assert process.alive, cluster.tail(process)
 
 
-def start_worker(cluster: Cluster, number: int, model: Path, roles: str) -> None:
+def start_worker(
+    cluster: Cluster, number: int, model: Path, roles: str, **more: object
+) -> None:
     store = cluster["store-0"].settings
     name = f"vllm-{number}"
     port = free_port()
@@ -89,6 +91,7 @@ def start_worker(cluster: Cluster, number: int, model: Path, roles: str) -> None
             "load_timeout_s": 20.0,
             "save_timeout_s": 10.0,
             "vllm_options": json.dumps(OPTIONS),
+            **more,
         },
         cluster.folder / f"{name}.log",
         f"http://127.0.0.1:{port}",

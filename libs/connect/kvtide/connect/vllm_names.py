@@ -20,7 +20,7 @@ class RequestNames:
     """The names of each request's full blocks, for one thread.
 
     They are vLLM's own hashes; with ``facts``, those that carry gateways' keys, but for
-    requests whose KV depends on more than tokens, tenant and salt.
+    requests whose KV depends on more than tokens, adapter, tenant and salt.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RequestNames:
         more = (
             request.mm_features or getattr(request, "prompt_embeds", None) is not None
         )
-        if self._facts is None or claim.adapter or more:
+        if self._facts is None or more:
             return request.block_hashes
         found = self._requests.get(request.request_id)
         if found is None:
@@ -65,6 +65,8 @@ class RequestNames:
         self._requests.pop(request, None)
 
     def _space(self, facts: ModelFacts, claim: Claim) -> KeySpace:
+        if claim.adapter:
+            facts = facts.adapted("", claim.adapter)
         found = self._spaces.pop(claim, None) or self._space_of(facts, claim)
         self._spaces[claim] = found
         if len(self._spaces) > MAX_SPACES:

@@ -20,7 +20,7 @@ class Ask:
     ``tokens`` are the prompt and, after it, the ``answered`` tokens of earlier attempts.
     ``stop_ids`` end the answer, and can't be drawn before ``min_tokens`` more tokens.
     ``tenant`` and ``salt`` say whose KV may be reused. ``handed``: another worker has put the
-    KV of all of ``tokens`` into the pool.
+    KV of all of ``tokens`` into the pool. ``model`` is one of those that the engine serves.
     """
 
     ref: RequestRef
@@ -33,6 +33,7 @@ class Ask:
     min_tokens: int = 0
     stop_ids: tuple[int, ...] = ()
     handed: bool = False
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,19 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What an engine serves: its model, and the tokens that its KV memory holds."""
+    """What an engine serves: its model, and the tokens that its KV memory holds.
+
+    ``adapted`` are that model with each of its adapters.
+    """
 
     facts: ModelFacts
     kv_tokens: int
+    adapted: tuple[ModelFacts, ...] = ()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What may be asked for."""
+        return frozenset(facts.name for facts in (self.facts, *self.adapted))
 
 
 class RequestEngine(Protocol):

@@ -1,6 +1,8 @@
 """What the rest of the system knows of a model: numbers and digests, no weights."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from blake3 import blake3
 
 LAYOUT_VERSION = 1
 """Changes whenever the bytes of a part for the same tokens change their meaning."""
@@ -30,6 +32,8 @@ class ModelFacts:
         self_contained: KV stays where it was made, so that one node must prefill and
             decode a request, and only its own blocks are of use to it: an engine of
             others behind an agent.
+        parent: the model that this is an adapter for, by name; "" for none. Its digest is
+            made from both, so that they share no block.
     """
 
     name: str
@@ -45,3 +49,9 @@ class ModelFacts:
     layout_version: int = LAYOUT_VERSION
     block_tokens: int = 64
     self_contained: bool = False
+    parent: str = ""
+
+    def adapted(self, name: str, adapter: str) -> "ModelFacts":
+        """This model with an adapter, whose content has the digest ``adapter``."""
+        both = blake3(f"adapter {adapter} on {self.digest}".encode()).hexdigest()
+        return replace(self, name=name, digest=both, parent=self.name)

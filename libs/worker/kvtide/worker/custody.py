@@ -1,6 +1,6 @@
 """Whose requests a worker holds, and why it takes no more. Pure."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kvtide.bus.messages import (
     DecodeWork,
@@ -37,11 +37,12 @@ TOO_LATE: dict[Standing, Refusal] = {
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What work must fit. Sizes are in tokens."""
+    """What work must fit. Sizes are in tokens. ``adapted``: also served, on the same model."""
 
     model: str
     max_tokens: int
     block_tokens: int
+    adapted: frozenset[str] = field(default=frozenset[str](), kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Readiness:
         model = self.model
         if model is None:
             return RefuseCode.LOADING, "the model is still loading"
-        if work.model != model.model:
+        if work.model != model.model and work.model not in model.adapted:
             return RefuseCode.UNKNOWN_MODEL, f"this worker serves {model.model}"
         if len(work.keys) < (len(work.tokens) - 1) // model.block_tokens:
             return RefuseCode.TOO_LARGE, "a key for each full block is missing"

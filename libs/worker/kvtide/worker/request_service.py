@@ -56,9 +56,9 @@ class RequestService(RoleService[E, C]):
     def _loaded(self, served: Served) -> E:
         """What the machine is told of the model."""
 
-    async def _wait_loaded(self) -> tuple[ModelFacts, E] | None:
+    async def _wait_loaded(self) -> tuple[Sequence[ModelFacts], E] | None:
         try:
             served = await self._engine.served()
         except EngineError:
             return None
-        return served.facts, self._loaded(served)
+        return (served.facts, *served.adapted), self._loaded(served)

@@ -85,7 +85,7 @@ class RoleService(Driver[E, C]):
         self._counts = metrics
         self._drain_s = drain_s
         self._outbox = Outbox(frame.node.bus)
-        self._facts: ModelFacts | None = None
+        self._has_model = False
         self._spans = RequestSpans(frame.node.tracer, role)
 
     # ---- life
@@ -120,9 +120,9 @@ class RoleService(Driver[E, C]):
         loaded = await self._wait_loaded()
         if loaded is None:
             return  # the process's owner waits for the model too, and ends
-        facts, event = loaded
-        self._facts = facts
-        self._node.models(facts)
+        models, event = loaded
+        self._has_model = True
+        self._node.models(*models)
         self._tell(event)
 
     @property
@@ -147,8 +147,8 @@ class RoleService(Driver[E, C]):
     """Commands that are traced as part of what another worker said last."""
 
     @abstractmethod
-    async def _wait_loaded(self) -> tuple[ModelFacts, E] | None:
-        """The model's facts, and what the machine is told of it; None: it failed."""
+    async def _wait_loaded(self) -> tuple[Sequence[ModelFacts], E] | None:
+        """What is served, and what the machine is told of it; None: it failed."""
 
     @abstractmethod
     async def _drop_all(self) -> None:
@@ -158,7 +158,7 @@ class RoleService(Driver[E, C]):
 
     @property
     def _usable(self) -> bool:
-        return self._facts is not None
+        return self._has_model
 
     def _store(self) -> NodeRef | None:
         return self._pool.store if self._pool.ready else None

@@ -84,13 +84,13 @@ class WorkerService(RoleService[E, C]):
     def _loaded(self, model: LoadedModel) -> E:
         """What the machine is told of the model."""
 
-    async def _wait_loaded(self) -> tuple[ModelFacts, E] | None:
+    async def _wait_loaded(self) -> tuple[Sequence[ModelFacts], E] | None:
         try:
             model = await self._engine.model()
         except EngineError:
             return None
         self._model = model
-        return model.facts, self._loaded(model)
+        return (model.facts,), self._loaded(model)
 
     def _space(self, work: Work) -> KeySpace:
         space = SpaceId(work.tenant, self._loaded_model.facts, work.salt)

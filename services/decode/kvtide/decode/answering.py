@@ -153,6 +153,7 @@ class Answering:
             min_tokens=max(0, rule.min_new_tokens - first),
             stop_ids=tuple(sorted(rule.stop_ids)),
             handed=self.prefilling.done,
+            model=work.model,
         )
 
     def drew(self, piece: Piece, me: NodeRef, now_s: float) -> Tokens:

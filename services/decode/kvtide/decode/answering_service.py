@@ -65,6 +65,7 @@ class AnsweringService(RequestService[Event, Command]):
             facts.layers,
             facts.eos_token_ids,
             served.kv_tokens,
+            adapted=served.names,
         )
 
     async def _drop_all(self) -> None:
@@ -172,4 +173,5 @@ def _asked(work: DecodeWork) -> Ask:
         salt=work.salt,
         sampling=work.sampling,
         max_tokens=work.max_new_tokens,
+        model=work.model,
     )

@@ -33,7 +33,7 @@ class Prompt:
 
 
 class ServedModel:
-    """One model, by the name that clients use.
+    """One model, by the name that clients use, and what adapters there are for it.
 
     Facts come from the workers' beats; until a conductor, a prefill and a decode worker of
     the model are ready, requests are refused. Whether a worker needs a store it says
@@ -88,20 +88,34 @@ class ServedModel:
     def _facts_of(self, member: Member) -> ModelFacts | None:
         return next((f for f in member.beat.models if f.name == self.name), None)
 
-    def find_facts(self) -> ModelFacts | None:
-        """What decode workers say of the model; None while there is none."""
+    def adapters(self) -> dict[str, ModelFacts]:
+        """The model with each adapter that some worker has, by name."""
+        return {
+            facts.name: facts
+            for member in self._ready(Role.DECODE)
+            for facts in member.beat.models
+            if facts.parent == self.name != facts.name
+        }
+
+    def find_facts(self, name: str = "") -> ModelFacts | None:
+        """What decode workers say of the model, or of it with an adapter.
+
+        None while there is none.
+        """
+        if name not in ("", self.name):
+            return self.adapters().get(name)
         for member in self._ready(Role.DECODE):
             return self._facts_of(member)
         return None
 
-    def facts(self) -> ModelFacts:
+    def facts(self, name: str = "") -> ModelFacts:
         """The model's facts, when everything that a request needs is there.
 
         Raises:
             UnavailableError: something is missing; the message names it.
         """
         missing = self.missing()
-        facts = self.find_facts()
+        facts = self.find_facts(name)
         if missing or facts is None:
             raise UnavailableError(
                 f"the model is not ready: no live {', '.join(missing)}",

@@ -198,6 +198,7 @@ class PreparingMachine:
                 salt=work.salt,
                 sampling=GREEDY,
                 max_tokens=1,
+                model=work.model,
             )
             self._out.append(Prepare(ref, ask))
 

@@ -54,7 +54,9 @@ class PreparingService(RequestService[Event, Command]):
 
     def _loaded(self, served: Served) -> Event:
         facts = served.facts
-        return events.ModelLoaded(facts.name, facts.max_tokens, facts.block_tokens)
+        return events.ModelLoaded(
+            facts.name, facts.max_tokens, facts.block_tokens, adapted=served.names
+        )
 
     async def _drop_all(self) -> None:
         self._running.clear()

@@ -16,6 +16,7 @@ from typing import Any, Final
 import structlog
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
+from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.version import __version__ as vllm_version
 
@@ -27,6 +28,7 @@ from kvtide.engine.demo import ensure_demo_model
 from kvtide.engine.errors import EngineError, EngineFailed, UnsupportedOption
 from kvtide.engine.serving import Ask, Piece, Served
 from kvtide.engine.settings import DEMO
+from kvtide.runtime import ConfigError
 
 LOOK_S: Final = 0.5
 END_LIMIT_S: Final = 20.0
@@ -48,6 +50,10 @@ class VllmEngine:
         """
         self._settings = settings
         self._options = settings.options()
+        self._adapters = {
+            name: LoRARequest(name, number, str(folder))
+            for number, (name, folder) in enumerate(settings.adapters().items(), 1)
+        }
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._run, name="kvtide-vllm", daemon=True
@@ -155,7 +161,8 @@ class VllmEngine:
         prompt = {"prompt_token_ids": list(ask.tokens), "cache_salt": salt}
         # vLLM keeps a request's name until it has freed it
         name = f"{ask.ref.request}-{ask.ref.attempt}"
-        return self._llm.generate(prompt, params, name)
+        adapter = self._adapters.get(ask.model)
+        return self._llm.generate(prompt, params, name, lora_request=adapter)
 
     def _begin(
         self, work: Coroutine[Any, Any, Any]
@@ -192,9 +199,7 @@ class VllmEngine:
     async def _load(self) -> None:
         """Blocks this loop, which has nothing else to do yet."""
         settings = self._settings
-        model = settings.model
-        if model == DEMO:
-            model = str(ensure_demo_model(settings.cache_dir.expanduser()))
+        model = self._model()
         connector = {
             "kv_connector": "KvtideConnector",
             "kv_connector_module_path": "kvtide.connect.vllm",
@@ -210,7 +215,21 @@ class VllmEngine:
             **{"disable_log_stats": True, **self._options},
         )
         llm = self._llm = AsyncLLM.from_engine_args(args)
+        for adapter in self._adapters.values():
+            # one that vLLM can't take shall be known now
+            await llm.add_lora(adapter)
         self._loaded.set_result(self._served(llm.vllm_config, model))
+
+    def _model(self) -> str:
+        """The model, as vLLM is to be given it."""
+        settings = self._settings
+        model = settings.model
+        if model == DEMO:
+            model = str(ensure_demo_model(settings.cache_dir.expanduser()))
+        own = Path(model).resolve().name
+        if own in self._adapters:
+            raise ConfigError(f"lora can't be named {own}: so is the model", key="lora")
+        return model
 
     def _served(self, config: Any, model: str) -> Served:
         digest = folder_digest(
@@ -222,7 +241,12 @@ class VllmEngine:
         )
         # a request has blocks in each cache group, so vLLM itself must say what fits
         engines = int(config.parallel_config.data_parallel_size)
-        return Served(facts, int(cache.kv_cache_size_tokens or 0) * engines)
+        adapted = tuple(
+            facts.adapted(name, folder_digest(Path(adapter.lora_path)))
+            for name, adapter in self._adapters.items()
+        )
+        tokens = int(cache.kv_cache_size_tokens or 0) * engines
+        return Served(facts, tokens, adapted)
 
 
 def _piece(output: Any, handed_tokens: int | None) -> Piece:

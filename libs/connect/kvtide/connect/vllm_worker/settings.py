@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 from typing import Any, cast
 
 from pydantic import Field
@@ -25,6 +26,11 @@ class VllmSettings(WorkerSettings):
         default="{}",
         description="more of vLLM's engine arguments, as a JSON object by their names "
         'in Python, such as {"max_model_len": 4096, "enforce_eager": true}',
+    )
+    lora: str = Field(
+        default="{}",
+        description="LoRA adapters, as a JSON object of folders by the names that clients "
+        'ask for, such as {"my-adapter": "/models/my-adapter"}',
     )
     max_requests: int = Field(
         default=256,
@@ -62,22 +68,31 @@ class VllmSettings(WorkerSettings):
         Raises:
             ConfigError: they are no JSON object, or set what the worker sets.
         """
-        try:
-            given: object = json.loads(self.vllm_options)
-        except ValueError as error:
-            raise ConfigError(
-                f"vllm_options are no JSON: {error}", key="vllm_options"
-            ) from error
-        if not isinstance(given, dict):
-            raise ConfigError("vllm_options must be an object", key="vllm_options")
-        options = cast("dict[str, Any]", given)
+        options = _object(self.vllm_options, "vllm_options")
         for name in OURS:
             if name in options:
                 raise ConfigError(
                     f"vllm_options can't set {name}: the worker does",
                     key="vllm_options",
                 )
-        return options
+        # what somebody has set stays
+        return {"enable_lora": True, **options} if self.adapters() else options
+
+    def adapters(self) -> dict[str, Path]:
+        """Folders of adapters by their names, always in one order.
+
+        Raises:
+            ConfigError: they are no JSON object of folders that are there.
+        """
+        found: dict[str, Path] = {}
+        for name, folder in sorted(_object(self.lora, "lora").items()):
+            if not name or not isinstance(folder, str):
+                raise ConfigError("lora must name a folder for each name", key="lora")
+            path = Path(folder).expanduser().resolve()
+            if not path.is_dir():
+                raise ConfigError(f"lora {name}: there is no folder {path}", key="lora")
+            found[name] = path
+        return found
 
     def connector(self) -> dict[str, Any]:
         """What the connector inside vLLM is told: the same cluster, as this one is."""
@@ -89,6 +104,16 @@ class VllmSettings(WorkerSettings):
         return {
             name: given[name] for name in given if name in ConnectSettings.model_fields
         }
+
+
+def _object(text: str, key: str) -> dict[str, Any]:
+    try:
+        given: object = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{key}: no JSON: {error}", key=key) from error
+    if not isinstance(given, dict):
+        raise ConfigError(f"{key} must be an object", key=key)
+    return cast("dict[str, Any]", given)
 
 
 def prepare_environment(settings: VllmSettings) -> None:

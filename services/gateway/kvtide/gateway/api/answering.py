@@ -40,17 +40,18 @@ def frame_of(
     door: Door,
     asker: Asker,
     prefix: str,
+    model: str,
     *,
     include_usage: bool = False,
     show_ids: bool = False,
     show_logprobs: bool = False,
 ) -> Frame:
     """What all pieces of the answer share; its id is ``prefix`` and the request's."""
-    facts = door.served.find_facts()
+    facts = door.served.find_facts(model)
     return Frame(
         id=prefix + asker.request_id,
         created=int(door.gateway.node.clock.wall()),
-        model=door.served.name,
+        model=model,
         fingerprint=f"kvtide-{facts.digest[:12]}" if facts is not None else "kvtide",
         include_usage=include_usage,
         show_ids=show_ids,

@@ -81,7 +81,7 @@ def check_wanted(door: Door, wanted: Wanted, prompts: int) -> None:
         )
     _check_ends(door, wanted.ends)
     door.gateway.check_room(count)
-    door.served.facts()
+    door.served.facts(wanted.model)
 
 
 def _check_ends(door: Door, ends: Ends) -> None:
@@ -105,7 +105,7 @@ async def questions_of(
         ApiError: 400 that names the field.
         UnavailableError: the model is not ready.
     """
-    facts = door.served.facts()
+    facts = door.served.facts(wanted.model)
     bias = _logit_bias(wanted, facts)
     reading = _reading(door, wanted, prompts)
     tongue = Tongue(

@@ -97,6 +97,7 @@ def _frame(
         door,
         asker,
         prefix,
+        wanted.model,
         include_usage=options is not None and options.include_usage is True,
         show_ids=body.return_token_ids is True,
         show_logprobs=wanted.logprobs is not None,

@@ -21,15 +21,17 @@ class Door:
     access: AccessDesk
 
     def check_model(self, name: str) -> None:
-        """Only the served model may be named.
+        """Only the served model may be named, and what adapters there are for it.
 
         Raises:
             ApiError: 404 ``model_not_found``.
         """
-        if name != self.served.name:
+        if name != self.served.name and name not in (others := self.served.adapters()):
+            known = ", ".join(map(repr, (self.served.name, *sorted(others))))
             raise ApiError(
                 404,
-                f"the model {name[:200]!r} does not exist; {self.served.name!r} does",
+                f"the model {name[:200]!r} does not exist; {known} "
+                f"{'do' if others else 'does'}",
                 param="model",
                 code="model_not_found",
             )

@@ -31,14 +31,15 @@ def model_routes(door: Door) -> APIRouter:
 
     @router.get("/v1/models")
     async def list_models() -> Response:
-        """The served model."""
-        return json_response(ModelList([_model(door)]))
+        """The served model, and it with each adapter."""
+        names = (door.served.name, *sorted(door.served.adapters()))
+        return json_response(ModelList([_model(door, name) for name in names]))
 
     @router.get("/v1/models/{name:path}")
     async def get_model(name: str) -> Response:
         """One model."""
         door.check_model(name)
-        return json_response(_model(door))
+        return json_response(_model(door, name))
 
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
@@ -65,11 +66,12 @@ def model_routes(door: Door) -> APIRouter:
     return router
 
 
-def _model(door: Door) -> ModelReply:
-    facts = door.served.find_facts()
+def _model(door: Door, name: str) -> ModelReply:
+    facts = door.served.find_facts(name)
     longest = facts.max_tokens if facts is not None else None
-    name = door.served.name
-    return ModelReply(name, door.served.created_s, longest, root=name)
+    base = door.served.name
+    parent = None if name == base else base
+    return ModelReply(name, door.served.created_s, longest, root=name, parent=parent)
 
 
 async def _encode(door: Door, body: TokenizeBody) -> list[int]:

@@ -176,12 +176,13 @@ class CompletionReply(msgspec.Struct, Generic[AnyChoice], frozen=True):
 
 
 class ModelReply(msgspec.Struct, frozen=True):
-    """A served model. ``root`` is what it was made of, for clients that know adapters."""
+    """A served model. ``parent`` is the model that an adapter is for, None for itself."""
 
     id: str
     created: int
     max_model_len: int | None
     root: str
+    parent: str | None
     object: str = "model"
     owned_by: str = "kvtide"
 

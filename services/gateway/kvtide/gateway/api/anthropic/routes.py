@@ -31,7 +31,7 @@ def message_routes(door: Door) -> APIRouter:
             chat_of(body, wanted.tools),
             asker,
             MessagesDialect,
-            frame_of(door, asker, "msg_"),
+            frame_of(door, asker, "msg_", wanted.model),
             stream=bool(body.stream),
         )
 

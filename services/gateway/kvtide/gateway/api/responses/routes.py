@@ -34,7 +34,13 @@ def response_routes(door: Door) -> APIRouter:
             chat_of(body, wanted.tools),
             asker,
             dialect,
-            frame_of(door, asker, "resp_", show_logprobs=wanted.logprobs is not None),
+            frame_of(
+                door,
+                asker,
+                "resp_",
+                wanted.model,
+                show_logprobs=wanted.logprobs is not None,
+            ),
             stream=bool(body.stream),
         )
 
