@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.integration.cluster import Cluster
+from tests.integration.cluster import Cluster, wait_for
 from tests.vllm.vllm_engine import PYTHON, options, vllm_engine, vllm_environment
 from tests.vllm.vllm_models import expert_model, sliding_model
 from tests.vllm.vllm_prompts import prompt
@@ -112,7 +112,16 @@ async def test_one_worker_of_a_model_with_windows_goes_on_for_another(
 
 
 def kill(cluster: Cluster, worker: str) -> None:
-    """A worker, with the processes of its engine."""
+    """A worker; the processes of its engine, which are of its group, end with it."""
     process = cluster[worker]
-    os.killpg(process.pid, signal.SIGKILL)
+    os.kill(process.pid, signal.SIGKILL)
     process.wait()
+    wait_for(lambda: not group_lives(process.pid), 30, "the engine ends")
+
+
+def group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -35,6 +35,12 @@ class ConnectSettings(RoleSettings):
         "gateways derive, which conductors place by (vLLM; engines share blocks with "
         "those that say the same)",
     )
+    owner_pid: int = Field(
+        default=0,
+        ge=0,
+        description="process that this engine works for: it is killed when that one ends; "
+        "0: none",
+    )
     mode: Literal["both", "load", "save"] = Field(
         default="both", description="load blocks, save them, or both"
     )

@@ -14,6 +14,7 @@ from vllm.version import __version__ as vllm_version
 from kvtide.connect.client import EngineClient
 from kvtide.connect.counts import ClientCounts
 from kvtide.connect.logs import log_beside_the_engine
+from kvtide.connect.owner import end_with
 from kvtide.connect.prefix_plan import Task
 from kvtide.connect.settings import connect_settings
 from kvtide.connect.space_book import SpaceBook
@@ -46,6 +47,8 @@ class Shared:
         extra = config.kv_transfer_config.kv_connector_extra_config
         self.settings = connect_settings(dict(extra))
         log_beside_the_engine(self.settings.log_level)
+        if self.settings.owner_pid:
+            end_with(self.settings.owner_pid)
         unit, hashed = resolve_kv_cache_block_sizes(cache_config, config)
         self.geometry = geometry(cache_config, unit, hashed)
         self.shapes = shapes(cache_config)

@@ -100,6 +100,7 @@ class VllmSettings(WorkerSettings):
         own = self.model_dump(mode="json", include=shared)
         given = {name: value for name, value in own.items() if value is not None}
         given["keys_of"] = "gateway"
+        given["owner_pid"] = os.getpid()
         given |= {name: getattr(self, name) for name in _OF_THE_CONNECTOR}
         return {
             name: given[name] for name in given if name in ConnectSettings.model_fields
