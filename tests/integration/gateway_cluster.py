@@ -20,7 +20,7 @@ from tests.integration.gateway_script import (
     Script,
     logprobs_of,
 )
-from tests.unit.gateway_models import write_model
+from tests.unit.gateway_models import CHATML, SEEING, write_model
 
 from kvtide.bus import Hop, Incoming, MemoryHub, Node
 from kvtide.bus.messages import (
@@ -111,7 +111,10 @@ class Cluster:
         """Have ``node`` play ``role`` from now on."""
         self.nodes[role] = node
         if role in (Role.PREFILL, Role.DECODE):
-            node.models(replace(FACTS, max_tokens=self.script.context))
+            script = self.script
+            node.models(
+                replace(FACTS, max_tokens=script.context, pictures=script.pictures)
+            )
         for hop, handler in (
             (Hop.ADMIT, self.on_admit),
             (Hop.WORK, self.on_work),
@@ -244,6 +247,7 @@ class Cluster:
                 ids=tuple(ids),
                 finish=generating.finish,
                 reused_tokens=self.script.reused if index == 0 else None,
+                prompt_tokens=self.script.prompt_tokens if index == 0 else None,
                 logprobs=logprobs_of(work, index, ids),
             )
             lost = self.script.lose_finish and generating.finish is not None
@@ -357,7 +361,9 @@ async def running_gateway(
     **changes: object,
 ) -> AsyncGenerator[Running]:
     """A gateway and its workers until the block ends."""
-    write_model(folder / MODEL, TOKENIZER)
+    script = script or Script()
+    template = SEEING if script.pictures else CHATML
+    write_model(folder / MODEL, TOKENIZER, template=template)
     settings = GatewaySettings.model_validate(
         {
             "model": folder / MODEL,
@@ -367,7 +373,7 @@ async def running_gateway(
             **changes,
         }
     )
-    clock, script, registry = SystemClock(), script or Script(), CollectorRegistry()
+    clock, registry = SystemClock(), CollectorRegistry()
     network = MeasuredNetwork()
     hub = MemoryHub(clock, network)
     stop = asyncio.Event()

@@ -53,6 +53,10 @@ class Script:
     """The answer's tokens, if it is not ``answer`` in the tokenizer's own."""
     burst: int = 1
     """Tokens in one message."""
+    pictures: bool = False
+    """The workers' engine sees them, and the model's template has a place for them."""
+    prompt_tokens: int | None = None
+    """How long the workers say that prompts came out."""
 
 
 def logprobs_of(

@@ -141,7 +141,7 @@ BAD_MESSAGES: list[tuple[object, str]] = [
     ),
     (
         [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
-        "messages[0].content[0].type",
+        "messages[0].content[0].image_url",
     ),
     ([{"role": "user", "content": "x " * 600}], "messages"),
     ([{"role": "user", "content": "x" * 60000}], "messages"),

@@ -57,6 +57,28 @@ async def test_equal_bodies_lie_there_once_and_last_from_the_newest_offer() -> N
         assert await two.fetch(ref) == b"x" * 900
 
 
+async def test_a_body_that_was_asked_with_goes_when_all_replies_are_there() -> None:
+    async with pair() as two:
+        first = await two.shelf.put(b"x" * 900, asked=True)
+        second = await two.shelf.put(b"x" * 900, asked=True)
+        two.shelf.answered(first)
+        await two.shelf.sweep()
+        assert await two.fetch(second) == b"x" * 900
+        two.shelf.answered(second)
+        await two.shelf.sweep()
+        assert (len(two.shelf), two.shelf.nbytes) == (0, 0)
+        two.shelf.answered(second)
+
+
+async def test_a_body_that_was_told_too_stays_for_others() -> None:
+    async with pair() as two:
+        await two.shelf.put(b"x" * 900)
+        asked = await two.shelf.put(b"x" * 900, asked=True)
+        two.shelf.answered(asked)
+        await two.shelf.sweep()
+        assert await two.fetch(asked) == b"x" * 900
+
+
 async def test_after_its_time_it_is_gone() -> None:
     async with pair() as two:
         ref = await two.shelf.put(b"x" * 900)

@@ -27,6 +27,7 @@ from kvtide.bus.messages import (
     FinishReason,
     HandoverState,
     Owned,
+    PictureWork,
     PrefillFailed,
     PullState,
     RefuseCode,
@@ -248,6 +249,7 @@ ADDRESSED = structs.replace(work("a", 5), worker=ME)
         (events.Fenced(NodeRef(ME.node, 2)), ADDRESSED, RefuseCode.OTHER_LIFE),
         (events.Tick(), work("a", 200), RefuseCode.TOO_LARGE),
         (events.Tick(), work("a", 150, max_new_tokens=60), RefuseCode.TOO_LARGE),
+        (events.Tick(), PictureWork.of(work("a", 9), (b"x",)), RefuseCode.UNSUPPORTED),
         (
             events.ModelLoaded("n", 200, BLOCK, LAYERS, (), 99),
             work("a", 5),

@@ -5,9 +5,11 @@ from contextlib import suppress
 import pytest
 from pydantic import BaseModel
 from tests.unit.fuzzing import ROUNDS, Target, fuzz
+from tests.unit.picture_files import JPEG, WEBPS
 
 from kvtide.gateway.api.anthropic.schemas import MessagesBody
 from kvtide.gateway.api.body import parse
+from kvtide.gateway.api.picture_heads import BadPictureError, size_of
 from kvtide.gateway.api.problems import ApiError
 from kvtide.gateway.api.responses.schemas import ResponsesBody
 from kvtide.gateway.api.schemas import (
@@ -62,8 +64,11 @@ def target(model: type[BaseModel]) -> Target:
     )
 
 
+PICTURES = Target("pictures", size_of, (BadPictureError,), (JPEG, *WEBPS.values()))
+
+
 def targets() -> list[Target]:
-    return [target(model) for model in BODIES]
+    return [*(target(model) for model in BODIES), PICTURES]
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)

@@ -14,6 +14,7 @@ from kvtide.bus.messages import (
     GrammarLanguage,
     GrammarSpec,
     Owned,
+    PictureWork,
     PullState,
     RefuseCode,
     SamplingSpec,
@@ -210,6 +211,12 @@ def test_what_can_not_be_done_is_refused(
     refused = Engine().reply(WorkArrived(work(**given)))  # pyright: ignore[reportArgumentType]
     assert isinstance(refused, WorkRefused)
     assert refused.code is code
+
+
+def test_pictures_are_refused_for_the_engine_is_asked_with_tokens_alone() -> None:
+    refused = Engine().reply(WorkArrived(PictureWork.of(work(), (b"x",))))
+    assert isinstance(refused, WorkRefused)
+    assert refused.code is RefuseCode.UNSUPPORTED
 
 
 def test_no_more_are_taken_than_may_be_open() -> None:

@@ -16,6 +16,7 @@ from kvtide.bus.messages import (
     HandoverState,
     HandoverTaken,
     Message,
+    PictureWork,
     PrefillDone,
     PrefillFailed,
     PrefillWork,
@@ -30,6 +31,7 @@ from kvtide.bus.messages import (
     WorkRefused,
 )
 from kvtide.decode import events as decode
+from kvtide.decode.answering import Answering
 from kvtide.decode.answering_machine import (
     AnswerFailed,
     AnsweringMachine,
@@ -292,6 +294,62 @@ def test_what_the_engine_cannot_do_is_said_as_such() -> None:
     (told,) = said(machine.handle(failed, 1.1))
     assert isinstance(told, DecodeFailed)
     assert (told.code, told.reason) == ("unsupported", "no such grammar")
+
+
+def seeing() -> AnsweringMachine:
+    machine = AnsweringMachine(ME, LIMITS)
+    loaded = decode.ModelLoaded("m", 100, 16, 2, (EOS,), 60, pictures=True)
+    machine.handle(loaded, 0.0)
+    return machine
+
+
+def picture_work(**more: Any) -> PictureWork:
+    return PictureWork.of(decode_work(**more), (b"a picture",))
+
+
+def test_an_engine_that_sees_gets_the_pictures_and_nobody_keeps_them() -> None:
+    machine = seeing()
+    # no keys: they are made of tokens, on which the KV does not depend alone
+    tokens = tuple(range(10, 50))
+    work = msgspec.structs.replace(
+        picture_work(tokens=tokens), prompt_tokens=len(tokens)
+    )
+    arrived = machine.handle(decode.WorkArrived(work), 1.0)
+    assert isinstance(replied(arrived), WorkAccepted)
+    assert asked(arrived).ask.pictures == (b"a picture",)
+    model = decode.ModelLoaded("m", 100, 16, 2, (EOS,), 60, pictures=True)
+    one = Answering.of(work, model, ME, 1.0)
+    assert one.ask(1.0).pictures == (b"a picture",)
+    assert isinstance(one.work, PictureWork)
+    assert one.work.pictures == ()
+
+
+def test_an_engine_that_sees_nothing_refuses_pictures() -> None:
+    refused = replied(answering().handle(decode.WorkArrived(picture_work()), 1.0))
+    assert isinstance(refused, WorkRefused)
+    assert refused.code is RefuseCode.UNSUPPORTED
+    assert "takes no pictures" in refused.reason
+
+
+def test_a_prompt_that_pictures_made_longer_leaves_less_room() -> None:
+    machine = seeing()
+    machine.handle(decode.WorkArrived(picture_work(max_new_tokens=40)), 1.0)
+    assert machine.load().kv_tokens_promised == len(PROMPT)
+    piece = Piece((9, 8), cached_tokens=64, prompt_tokens=97)
+    (told,) = said(machine.handle(Drew(REF, piece), 1.1))
+    assert isinstance(told, Tokens)
+    assert (told.prompt_tokens, told.reused_tokens) == (97, 64)
+    assert machine.load().kv_tokens_used == 99
+    pull = TokenPull(request=RequestId("r"), attempt=1, choice=0, index=0)
+    page = replied(machine.handle(decode.PullArrived(pull), 1.1))
+    assert isinstance(page, TokenPage)
+    assert (page.prompt_tokens, page.reused_tokens) == (97, 64)
+    # the engine ends it where its context does, and that is the answer's end
+    piece = Piece((7,), ended=True, prompt_tokens=97)
+    (last,) = said(machine.handle(Drew(REF, piece), 1.2))
+    assert isinstance(last, Tokens)
+    assert (last.ids, last.finish) == ((7,), FinishReason.LENGTH)
+    assert last.prompt_tokens is None
 
 
 def test_prefill_computes_for_others_and_leaves_its_own_to_decode() -> None:

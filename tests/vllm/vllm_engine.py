@@ -1,5 +1,6 @@
 """vLLM engines for tests, each a process in vLLM's own environment."""
 
+import base64
 import json
 import os
 import selectors
@@ -67,12 +68,15 @@ class VllmEngine:
         salt: str = "",
         params: Mapping[str, object] | None = None,
         lora: Path | None = None,
+        picture: bytes | None = None,
     ) -> Generated:
+        """``picture`` is of each prompt."""
         asked = {
             "prompts": list(prompts),
             "max_tokens": max_tokens,
             "salt": salt,
             "lora": None if lora is None else str(lora),
+            "picture": picture and base64.b64encode(picture).decode(),
         }
         return Generated(**self._ask({"op": "generate", **asked, "params": params}))
 

@@ -4,7 +4,9 @@ Runs in vLLM's own environment and imports no test. Each line in is a question, 
 out its answer, on a descriptor of its own, since vLLM writes to stdout.
 """
 
+import base64
 import importlib
+import io
 import json
 import os
 import sys
@@ -43,6 +45,11 @@ def answer(llm: Any, asked: dict[str, Any]) -> dict[str, Any]:
     for prompt in prompts:
         if asked.get("salt"):
             prompt["cache_salt"] = asked["salt"]
+        if asked.get("picture"):
+            image: Any = importlib.import_module("PIL.Image")
+            data = io.BytesIO(base64.b64decode(asked["picture"]))
+            opened = image.open(data).convert("RGB")
+            prompt["multi_modal_data"] = {"image": [opened]}
     started_s = time.monotonic()  # noqa: TID251 - a measurement
     outputs = llm.generate(
         prompts, sampling, use_tqdm=False, lora_request=adapter(asked.get("lora"))

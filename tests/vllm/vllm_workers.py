@@ -25,6 +25,7 @@ from kvtide.runtime.settings import RoleSettings
 
 START_LIMIT_S = 900.0
 OPTIONS = {"max_model_len": 4096, "enforce_eager": True, "max_num_seqs": 4}
+COMPLETIONS = "/v1/completions"
 NEW_TOKENS = 24
 ASKS = 8
 
@@ -106,21 +107,26 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def asked(cluster: Cluster, body: Mapping[str, object]) -> urllib.request.Request:
+def asked(
+    cluster: Cluster, body: Mapping[str, object], route: str = COMPLETIONS
+) -> urllib.request.Request:
     """A completion of the one model that the gateway serves."""
     gateway = cluster["gateway-0"]
     model = Path(str(gateway.settings["model"])).name
     return urllib.request.Request(  # noqa: S310 - our own address
-        f"{gateway.http_url}/v1/completions",
+        f"{gateway.http_url}{route}",
         json.dumps({"model": model, **body}).encode(),
         {"content-type": "application/json"},
     )
 
 
-def post(cluster: Cluster, body: Mapping[str, object]) -> dict[str, Any]:
+def post(
+    cluster: Cluster, body: Mapping[str, object], route: str = COMPLETIONS
+) -> dict[str, Any]:
     """A completion; an error's body where it is refused."""
+    request = asked(cluster, body, route)
     try:
-        with urllib.request.urlopen(asked(cluster, body), timeout=600) as answer:  # noqa: S310 - as above
+        with urllib.request.urlopen(request, timeout=600) as answer:  # noqa: S310 - as above
             name = answer.headers.get("x-request-id", "")
             return {"request": name, **json.loads(answer.read())}
     except urllib.error.HTTPError as error:

@@ -17,11 +17,17 @@ _LEAST_S = 0.01
 
 @dataclass(slots=True)
 class _Shelved:
-    """A body that others may fetch until ``expires_s``."""
+    """A body that others may fetch until ``expires_s``.
+
+    ``asked`` are the requests that it is the body of and that have no reply yet. One that
+    was ``told``, and not asked, may be fetched by anyone until then.
+    """
 
     region: Region
     length: int
     expires_s: float
+    asked: int = 0
+    told: bool = False
 
 
 class BlobShelf:
@@ -49,8 +55,10 @@ class BlobShelf:
         """Bytes on the shelf."""
         return self._bytes
 
-    async def put(self, body: bytes) -> BlobRef:
+    async def put(self, body: bytes, *, asked: bool = False) -> BlobRef:
         """Offer ``body`` to whoever gets the reference, for ``blob_ttl_s``.
+
+        ``asked``: it is a request's; ``answered`` may end that sooner.
 
         Raises:
             LimitError: the body is too large, or the shelf is full.
@@ -63,12 +71,23 @@ class BlobShelf:
         ttl_s = self._limits.blob_ttl_s
         found.expires_s = self._clock.monotonic() + ttl_s
         self._shelved.move_to_end(digest)
+        found.asked += asked
+        found.told |= not asked
         return BlobRef(
             address=self._endpoint.address,
             handle=found.region.handle(Access.READ, ttl_s=ttl_s),
             length=len(body),
             blake3=digest,
         )
+
+    def answered(self, ref: BlobRef) -> None:
+        """A request's reply is here, so its body has been fetched."""
+        found = self._shelved.get(ref.blake3)
+        if found is None:
+            return
+        found.asked -= 1
+        if found.asked <= 0 and not found.told:
+            found.expires_s = 0.0
 
     async def sweep(self) -> None:
         """Take away what has expired."""

@@ -173,7 +173,7 @@ class LinkedBus:
         timer = self._tasks.spawn(self._clock.sleep(timeout_s), name="bus request")
         try:
             reply = self._subjects.reply(self._name, self._inbox, number)
-            await self._send(subject, message, trace_of(message), reply)
+            blob = await self._send(subject, message, trace_of(message), reply)
             await asyncio.wait({future, timer}, return_when=asyncio.FIRST_COMPLETED)
             if not future.done():
                 raise self._unanswered(subject, message, timeout_s, "no reply")
@@ -182,6 +182,8 @@ class LinkedBus:
             timer.cancel()
             self._replies.pop(number, None)
             future.cancel()
+        if blob is not None and self._shelf is not None:
+            self._shelf.answered(blob)
         if delivery.no_responder:
             raise NoResponder(f"nobody listens on {subject}", subject=subject)
         opened = await self._open(delivery)
@@ -223,27 +225,31 @@ class LinkedBus:
 
     async def _send(
         self, subject: str, message: Message, trace: str, reply: str
-    ) -> None:
+    ) -> BlobRef | None:
+        """What was shelved for it, if it is too large to go inline."""
         if self._closed:
             raise BusClosed("the bus was closed")
         body = self._codec.encode_body(message)
         inline = min(
             self._limits.inline_bytes, self._link.max_payload_bytes - _SLACK_BYTES
         )
+        blob: BlobRef | None = None
         if len(body) > inline:
-            body = self._codec.encode_body(await self._shelve(body, inline))
+            blob = await self._shelve(body, inline, asked=reply != "")
+            body = self._codec.encode_body(blob)
         data = self._codec.wrap(self._identity.current, trace, body)
         await self._link.send(subject, data, reply)
         self._metrics.sent.labels(tag_of(message)).inc()
+        return blob
 
-    async def _shelve(self, body: bytes, inline: int) -> BlobRef:
+    async def _shelve(self, body: bytes, inline: int, *, asked: bool) -> BlobRef:
         if self._shelf is None:
             raise LimitError(
                 f"a message of {len(body)} bytes needs a transfer endpoint; without "
                 f"one the limit is {inline}",
                 limit="inline_bytes",
             )
-        return await self._shelf.put(body)
+        return await self._shelf.put(body, asked=asked)
 
     # ---- receiving
 

@@ -96,7 +96,7 @@ _INBOXES: dict[tuple[Role, Hop], tuple[type[messages.Message], ...]] = {
         messages.HandoverPull,
         messages.HandoverTaken,
     ),
-    (Role.DECODE, Hop.WORK): (messages.DecodeWork,),
+    (Role.DECODE, Hop.WORK): (messages.DecodeWork, messages.PictureWork),
     (Role.DECODE, Hop.CONTROL): (
         messages.Cancel,
         messages.Owned,

@@ -21,6 +21,7 @@ class Ask:
     ``stop_ids`` end the answer, and can't be drawn before ``min_tokens`` more tokens.
     ``tenant`` and ``salt`` say whose KV may be reused. ``handed``: another worker has put the
     KV of all of ``tokens`` into the pool. ``model`` is one of those that the engine serves.
+    ``pictures`` are files, one for each token of the prompt that stands for one.
     """
 
     ref: RequestRef
@@ -34,6 +35,7 @@ class Ask:
     stop_ids: tuple[int, ...] = ()
     handed: bool = False
     model: str = ""
+    pictures: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,15 @@ class Piece:
     """Some tokens of an answer, a stop id included.
 
     ``logprobs`` are as many as ``ids``, or none; ``cached_tokens`` of the prompt were not
-    computed. ``ended``: nothing more comes.
+    computed. ``prompt_tokens``: so long was the prompt, if pictures made it longer than
+    what was asked. ``ended``: nothing more comes.
     """
 
     ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     cached_tokens: int = 0
     ended: bool = False
+    prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

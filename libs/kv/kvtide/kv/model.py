@@ -34,6 +34,8 @@ class ModelFacts:
             others behind an agent.
         parent: the model that this is an adapter for, by name; "" for none. Its digest is
             made from both, so that they share no block.
+        pictures: prompts may hold pictures. No key depends on it: what a picture adds to
+            KV is not in the tokens, and so not in any key that is made of them.
     """
 
     name: str
@@ -50,6 +52,7 @@ class ModelFacts:
     block_tokens: int = 64
     self_contained: bool = False
     parent: str = ""
+    pictures: bool = False
 
     def adapted(self, name: str, adapter: str) -> "ModelFacts":
         """This model with an adapter, whose content has the digest ``adapter``."""

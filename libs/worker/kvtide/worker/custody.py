@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from kvtide.bus.messages import (
     DecodeWork,
+    PictureWork,
     PrefillWork,
     PullState,
     RefuseCode,
@@ -34,15 +35,34 @@ TOO_LATE: dict[Standing, Refusal] = {
 }
 """The refusals of work that comes too late."""
 
+BLIND: Refusal = (
+    RefuseCode.UNSUPPORTED,
+    "this model's engine takes no pictures: send text alone",
+)
+"""The refusal of pictures where none are seen."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What work must fit. Sizes are in tokens. ``adapted``: also served, on the same model."""
+    """What work must fit. Sizes are in tokens. ``adapted``: also served, on the same model.
+
+    ``pictures``: the engine sees them. One that does not must never get a prompt that
+    has some, for it would answer without them.
+    """
 
     model: str
     max_tokens: int
     block_tokens: int
     adapted: frozenset[str] = field(default=frozenset[str](), kw_only=True)
+    pictures: bool = field(default=False, kw_only=True)
+
+    def unfit(self, work: Work) -> "Refusal | None":
+        """Why this model can't do it."""
+        if isinstance(work, PictureWork):
+            return None if self.pictures else BLIND
+        if len(work.keys) < (len(work.tokens) - 1) // self.block_tokens:
+            return RefuseCode.TOO_LARGE, "a key for each full block is missing"
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +92,7 @@ class Readiness:
             return RefuseCode.LOADING, "the model is still loading"
         if work.model != model.model and work.model not in model.adapted:
             return RefuseCode.UNKNOWN_MODEL, f"this worker serves {model.model}"
-        if len(work.keys) < (len(work.tokens) - 1) // model.block_tokens:
-            return RefuseCode.TOO_LARGE, "a key for each full block is missing"
-        return None
+        return model.unfit(work)
 
 
 def released(owners: Ownership, event: OwnerSaid, now_s: float) -> list[RequestRef]:

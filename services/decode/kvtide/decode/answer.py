@@ -1,6 +1,6 @@
 """The tokens of one answer, and when it ends. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtide.bus.messages import (
     DecodeFailed,
@@ -36,6 +36,10 @@ class StopRule:
             work.min_new_tokens,
             min(work.max_new_tokens, max_tokens - work.prompt_tokens),
         )
+
+    def within(self, room: int) -> "StopRule":
+        """The same where no more than ``room`` tokens fit behind the prompt."""
+        return replace(self, max_new_tokens=min(self.max_new_tokens, room))
 
     def banned(self, count: int) -> tuple[int, ...]:
         """Ids that may not be drawn as token number ``count``."""

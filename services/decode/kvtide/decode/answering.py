@@ -4,11 +4,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
 from kvtide.bus.messages import (
     DecodeFailed,
     DecodeTimes,
     DecodeWork,
     HandoverState,
+    PictureWork,
     PrefillDone,
     PrefillFailed,
     PrefillTimes,
@@ -108,6 +111,8 @@ class Answering:
     last_s: float = 0.0
     ended_s: float = 0.0
     cached: int = 0
+    prompt_tokens: int = 0
+    max_tokens: int = 0
     failed: DecodeFailed | None = field(default=None)
 
     @classmethod
@@ -120,7 +125,15 @@ class Answering:
         apart = work.prefill if work.prefill not in (None, me) else None
         prefilling = Prefilling(apart, over=apart is None, heard_s=now_s)
         ref = RequestRef(work.request, work.attempt)
-        return cls(ref, work, answer, prefilling, now_s)
+        return cls(
+            ref,
+            work,
+            answer,
+            prefilling,
+            now_s,
+            prompt_tokens=work.prompt_tokens,
+            max_tokens=model.max_tokens,
+        )
 
     @property
     def deadline_s(self) -> float:
@@ -130,7 +143,7 @@ class Answering:
     @property
     def tokens(self) -> int:
         """Tokens of the sequence so far."""
-        return self.work.prompt_tokens + self.answer.count
+        return self.prompt_tokens + self.answer.count
 
     @property
     def most_tokens(self) -> int:
@@ -138,10 +151,12 @@ class Answering:
         return self.tokens + self.answer.left
 
     def ask(self, now_s: float) -> Ask:
-        """What the engine is asked for; it begins now."""
+        """What the engine is asked for; it begins now. Its pictures are kept no longer."""
         self.phase = Phase.ASKED
         self.asked_s = now_s
         work, rule, first = self.work, self.answer.rule, self.answer.first
+        if isinstance(work, PictureWork):
+            self.work = msgspec.structs.replace(work, pictures=())
         return Ask(
             ref=self.ref,
             tokens=work.tokens,
@@ -154,13 +169,14 @@ class Answering:
             stop_ids=tuple(sorted(rule.stop_ids)),
             handed=self.prefilling.done,
             model=work.model,
+            pictures=pictures_of(work),
         )
 
     def drew(self, piece: Piece, me: NodeRef, now_s: float) -> Tokens:
         """Take what the engine has drawn; what the gateway is told."""
         first = self.phase is not Phase.RUNNING
         if first:
-            self.cached = min(piece.cached_tokens, self.work.prompt_tokens)
+            self._began(piece)
         self.phase, self.last_s = Phase.RUNNING, now_s
         index = self.answer.count
         told = piece.logprobs or (None,) * len(piece.ids)
@@ -168,6 +184,16 @@ class Answering:
             if self.answer.finish is None:
                 self.answer.add(token, logprobs)
         return self.words(index, me, first=first, now_s=now_s)
+
+    def _began(self, piece: Piece) -> None:
+        """The prompt's true length is known: what is left of the context may be less."""
+        longer = (piece.prompt_tokens or self.prompt_tokens) - self.prompt_tokens
+        if longer > 0:
+            self.prompt_tokens += longer
+            self.answer.rule = self.answer.rule.within(
+                self.max_tokens - self.prompt_tokens
+            )
+        self.cached = min(piece.cached_tokens, self.prompt_tokens)
 
     def words(self, index: int, me: NodeRef, *, first: bool, now_s: float) -> Tokens:
         """The event for the tokens from ``index`` on."""
@@ -184,6 +210,7 @@ class Answering:
             ids=self.answer.since(index),
             finish=self.answer.finish,
             reused_tokens=self.cached if first else None,
+            prompt_tokens=self._longer() if first else None,
             times=times if first else None,
             logprobs=self.answer.logprobs_since(index),
         )
@@ -219,8 +246,22 @@ class Answering:
     def page(self, pull: TokenPull) -> TokenPage:
         """All from an index on, and how the request stands."""
         state = _STATES.get(self.phase, PullState.FINISHED)
-        reused_tokens = self.cached if self.phase is Phase.RUNNING else None
-        return self.answer.page(pull, state, self.failed, reused_tokens)
+        page = self.answer.page(pull, state, self.failed, None)
+        if self.phase is not Phase.RUNNING:
+            return page
+        return msgspec.structs.replace(
+            page, reused_tokens=self.cached, prompt_tokens=self._longer()
+        )
+
+    def _longer(self) -> int | None:
+        """The prompt's length, if it is not what the gateway sent."""
+        sent = self.work.prompt_tokens
+        return self.prompt_tokens if self.prompt_tokens != sent else None
+
+
+def pictures_of(work: DecodeWork) -> tuple[bytes, ...]:
+    """The pictures of a prompt, in order."""
+    return work.pictures if isinstance(work, PictureWork) else ()
 
 
 def tightest_tbt_ms(requests: Iterable[Answering]) -> float:

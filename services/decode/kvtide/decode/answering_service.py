@@ -16,6 +16,7 @@ from kvtide.bus.messages import (
     Tokens,
 )
 from kvtide.decode import events
+from kvtide.decode.answering import pictures_of
 from kvtide.decode.answering_machine import (
     AnswerFailed,
     AnsweringMachine,
@@ -66,6 +67,7 @@ class AnsweringService(RequestService[Event, Command]):
             facts.eos_token_ids,
             served.kv_tokens,
             adapted=served.names,
+            pictures=facts.pictures,
         )
 
     async def _drop_all(self) -> None:
@@ -174,4 +176,5 @@ def _asked(work: DecodeWork) -> Ask:
         sampling=work.sampling,
         max_tokens=work.max_new_tokens,
         model=work.model,
+        pictures=pictures_of(work),
     )

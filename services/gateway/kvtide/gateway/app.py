@@ -65,6 +65,7 @@ async def serve_on(
         settings.limits,
         metrics,
         max_open_requests=settings.max_open_requests,
+        max_open_picture_bytes=settings.max_open_picture_bytes,
         quarantine_s=settings.quarantine_s,
     )
     if workload is not None:

@@ -12,6 +12,7 @@ from kvtide.bus.messages import (
     Failure,
     Message,
     Placed,
+    RefuseCode,
     Rejected,
     RequestEnded,
     TokenPage,
@@ -139,6 +140,14 @@ class Courier:
             self._work_sent(stage, worker)
         subject = self._inbox(stage, worker, Hop.WORK)
         reply = await self._request(subject, message, self._limits.work_patience_s)
+        if isinstance(reply, Failure) and reply.code == LimitError.__name__:
+            # this gateway's own bounds, such as for large bodies: the worker is well
+            reply = WorkRefused(
+                request=message.request,
+                attempt=message.attempt,
+                code=RefuseCode.BUSY,
+                reason=reply.reason,
+            )
         if isinstance(reply, WorkAccepted | WorkRefused):
             tell(WorkAnswered(stage, worker, reply))
             return

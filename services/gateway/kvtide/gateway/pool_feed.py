@@ -56,8 +56,9 @@ class PoolFeed(Observer):
     # ---- the observer
 
     def arrived(self, spec: RequestSpec, space: KeySpace) -> None:
-        """See ``Observer``."""
-        self._open[spec.request] = _Open(space, spec, [])
+        """See ``Observer``; blocks that depend on pictures are in no event."""
+        if not spec.pictures:
+            self._open[spec.request] = _Open(space, spec, [])
 
     def told(self, request: RequestId, event: Event) -> None:
         """See ``Observer``."""

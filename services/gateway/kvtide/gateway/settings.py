@@ -71,6 +71,31 @@ class GatewaySettings(RoleSettings):
     max_body_bytes: int = Field(
         default=8 * 1024 * 1024, ge=1024, description="largest request body"
     )
+    max_pictures: int = Field(
+        default=8, ge=0, le=256, description="pictures per request; 0: none are taken"
+    )
+    max_picture_bytes: int = Field(
+        default=4 * 1024 * 1024, ge=1024, description="largest picture, decoded"
+    )
+    max_pictures_bytes: int = Field(
+        default=6 * 1024 * 1024,
+        ge=1024,
+        le=32 * 1024 * 1024,
+        description="all pictures of a request together, once for each answer that it "
+        "asks for. In base64 they are a third larger, which max_body_bytes must allow",
+    )
+    max_picture_pixels: int = Field(
+        default=16 * 1024 * 1024,
+        ge=1,
+        description="width times height of a picture, by its own head: a worker opens it "
+        "in three bytes a pixel",
+    )
+    max_open_picture_bytes: int = Field(
+        default=512 * 1024 * 1024,
+        ge=1024,
+        description="all pictures of open requests, which are kept for fail-over; "
+        "requests with more are refused with 503",
+    )
     max_choices: int = Field(
         default=16, ge=1, le=128, description="answers (prompts times n) per request"
     )

@@ -76,9 +76,12 @@ class Gateway:
         metrics: GatewayMetrics,
         *,
         max_open_requests: int,
+        max_open_picture_bytes: int = 1 << 29,
         quarantine_s: float = 600.0,
     ) -> None:
         """Nothing is heard before ``start``."""
+        self._max_picture_bytes = max_open_picture_bytes
+        self._picture_bytes = 0
         self._quarantine = Quarantine(quarantine_s)
         self.node = node
         self._limits = limits
@@ -165,6 +168,7 @@ class Gateway:
             RequestFailedError: such a request killed its workers not long ago.
         """
         self.check_room()
+        self._check_pictures(spec)
         if self._quarantine.refuses(spec, self._now_s()):
             reason = "workers died with this prompt, so it is refused for a while"
             raise RequestFailedError(RequestFailure(FailureKind.QUARANTINED, reason))
@@ -183,9 +187,20 @@ class Gateway:
         for observer in self._observers:
             observer.arrived(spec, space)
         self._sessions[spec.request] = session
+        self._picture_bytes += spec.picture_bytes
         self._count(1)
         session.tell(Submitted())
         return session
+
+    def _check_pictures(self, spec: RequestSpec) -> None:
+        """They are kept until the answer is there, for another worker may need them."""
+        more = spec.picture_bytes
+        if more and self._picture_bytes + more > self._max_picture_bytes:
+            raise UnavailableError(
+                f"pictures of open requests have {self._picture_bytes} bytes; the limit "
+                f"is {self._max_picture_bytes}",
+                retry_after_ms=1000,
+            )
 
     # ---- what others say
 
@@ -230,8 +245,10 @@ class Gateway:
         for observer in self._observers:
             observer.ended(record)
         session = self._sessions.get(record.request)
-        if session is not None and record.code == FailureKind.QUARANTINED:
-            self._quarantine.add(session.life.spec, self._now_s())
+        if session is not None:
+            self._picture_bytes -= session.life.spec.picture_bytes
+            if record.code == FailureKind.QUARANTINED:
+                self._quarantine.add(session.life.spec, self._now_s())
         log.info(
             "request ended",
             request=record.request,

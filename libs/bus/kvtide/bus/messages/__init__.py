@@ -130,6 +130,7 @@ from kvtide.bus.messages.work import (
     Cancel,
     DecodeWork,
     Owned,
+    PictureWork,
     PrefillWork,
     RefuseCode,
     WorkAccepted,
@@ -151,6 +152,7 @@ AnyMessage = (
     | TenantUse
     | PrefillWork
     | DecodeWork
+    | PictureWork
     | WorkAccepted
     | WorkRefused
     | Cancel
@@ -280,6 +282,7 @@ __all__ = [
     "Owned",
     "PartSums",
     "PartsReady",
+    "PictureWork",
     "PinBlocks",
     "Placed",
     "PlacementMade",

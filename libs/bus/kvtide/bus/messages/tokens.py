@@ -34,6 +34,8 @@ class Tokens(Message, frozen=True, tag="tokens"):
     ``finish`` is set with the last ones; a stop token is not among ``ids``.
     ``reused_tokens`` is the prompt's part that came from the pool, in the first event.
     ``logprobs`` are as many as ``ids`` if they were asked for, else none.
+    ``prompt_tokens`` is how long the prompt came out, in the first event, where pictures
+    made it longer than what was sent.
     """
 
     request: RequestId
@@ -46,6 +48,7 @@ class Tokens(Message, frozen=True, tag="tokens"):
     reused_tokens: int | None = None
     times: DecodeTimes | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_tokens: int | None = None
 
 
 class TokenAck(Message, frozen=True, tag="token_ack"):
@@ -90,6 +93,7 @@ class TokenPage(Message, frozen=True, tag="token_page"):
     reused_tokens: int | None = None
     reason: str = ""
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_tokens: int | None = None
 
 
 class DecodeFailed(Message, frozen=True, tag="decode_failed"):

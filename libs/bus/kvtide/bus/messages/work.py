@@ -1,11 +1,13 @@
 """Gateway → workers: do this, stop that, this is all I own at yours.
 
-``PrefillWork`` / ``DecodeWork`` → ``WorkAccepted`` or ``WorkRefused``; ``Cancel`` →
-``Ack``; ``Owned`` once a second, no answer. Idempotent by (request, attempt); a cancel
+``PrefillWork`` / ``DecodeWork`` / ``PictureWork`` → ``WorkAccepted`` or ``WorkRefused``;
+``Cancel`` → ``Ack``; ``Owned`` once a second, no answer. Idempotent by (request, attempt); a cancel
 that comes before its work leaves a tombstone.
 """
 
 from enum import StrEnum
+
+import msgspec
 
 from kvtide.bus.messages.base import Message
 from kvtide.bus.messages.sampling import SamplingSpec
@@ -75,6 +77,24 @@ class DecodeWork(Message, frozen=True, tag="decode_work"):
     ignore_eos: bool = False
     worker: NodeRef | None = None
     tbt_ms: float | None = None
+
+
+class PictureWork(DecodeWork, frozen=True, kw_only=True, tag="picture_work"):
+    """The same for a prompt with pictures, which a ``DecodeWork`` never has.
+
+    A message of its own, so that a worker that does not know of pictures can't take the
+    work and leave them out. ``pictures`` are whole PNG, JPEG or WebP files, in the order
+    of the tokens that stand for them, one each, which the engine makes more of. ``keys``
+    and ``reuse`` are empty, for keys are made of tokens alone, and so is ``prefill``:
+    decode computes the prompt.
+    """
+
+    pictures: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, work: DecodeWork, pictures: tuple[bytes, ...]) -> "PictureWork":
+        """The work with these pictures."""
+        return cls(**msgspec.structs.asdict(work), pictures=pictures)
 
 
 class WorkAccepted(Message, frozen=True, tag="work_accepted"):

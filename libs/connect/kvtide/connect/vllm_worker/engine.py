@@ -10,6 +10,8 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +24,7 @@ from vllm.version import __version__ as vllm_version
 
 from kvtide.connect.model_digest import folder_digest
 from kvtide.connect.vllm_facts import SALTED, served_facts
+from kvtide.connect.vllm_worker.pictures import PictureReader, most_pictures
 from kvtide.connect.vllm_worker.sampling import ENGINE, logprobs_of, params_of
 from kvtide.connect.vllm_worker.settings import VllmSettings
 from kvtide.engine.demo import ensure_demo_model
@@ -61,6 +64,8 @@ class VllmEngine:
         self._loaded: concurrent.futures.Future[Served] = concurrent.futures.Future()
         self._closing = False
         self._llm: AsyncLLM | None = None
+        self._pictures: PictureReader | None = None
+        self._most_pictures = 0
 
     # ---- life
 
@@ -97,6 +102,11 @@ class VllmEngine:
     def check(self, ask: Ask) -> None:
         """See ``RequestEngine``."""
         params_of(ask)
+        if len(ask.pictures) > self._most_pictures:
+            most = self._most_pictures
+            raise UnsupportedOption(
+                ENGINE, f"{len(ask.pictures)} pictures", f"send at most {most}"
+            )
 
     async def answer(self, ask: Ask) -> AsyncGenerator[Piece]:
         """See ``RequestEngine``."""
@@ -113,7 +123,9 @@ class VllmEngine:
         async def generate() -> None:
             try:
                 async for output in self._outputs(ask, params):
-                    told(_piece(output, len(ask.tokens) if ask.handed else None))
+                    told(_piece(output, ask))
+            except UnsupportedOption as error:
+                told(error)
             except VLLMClientError as error:
                 # what vLLM says of a request that it can't take, such as a wrong grammar
                 told(UnsupportedOption(ENGINE, "what was asked", str(error)))
@@ -155,14 +167,20 @@ class VllmEngine:
         finally:
             doing.cancel()
 
-    def _outputs(self, ask: Ask, params: Any) -> Any:
+    async def _outputs(self, ask: Ask, params: Any) -> AsyncGenerator[Any]:
         assert self._llm is not None  # noqa: S101 - asked only once it is served
+        assert self._pictures is not None  # noqa: S101 - as above
         salt = f"{ask.tenant}{SALTED}{ask.salt}" if ask.salt else str(ask.tenant)
-        prompt = {"prompt_token_ids": list(ask.tokens), "cache_salt": salt}
+        prompt: Any = {"prompt_token_ids": list(ask.tokens), "cache_salt": salt}
+        if ask.pictures:
+            prompt = await self._pictures.read(prompt, ask.pictures)
         # vLLM keeps a request's name until it has freed it
         name = f"{ask.ref.request}-{ask.ref.attempt}"
         adapter = self._adapters.get(ask.model)
-        return self._llm.generate(prompt, params, name, lora_request=adapter)
+        answering = self._llm.generate(prompt, params, name, lora_request=adapter)
+        async with aclosing(answering) as outputs:
+            async for output in outputs:
+                yield output
 
     def _begin(
         self, work: Coroutine[Any, Any, Any]
@@ -183,6 +201,8 @@ class VllmEngine:
             if not self._loaded.done():
                 self._loaded.set_exception(EngineFailed(f"vLLM can't serve: {error}"))
         finally:
+            if self._pictures is not None:
+                self._pictures.close()
             if self._llm is not None:
                 self._llm.shutdown()
             self._loop.run_until_complete(self._end_tasks())
@@ -218,6 +238,8 @@ class VllmEngine:
         for adapter in self._adapters.values():
             # one that vLLM can't take shall be known now
             await llm.add_lora(adapter)
+        self._most_pictures = most_pictures(llm)
+        self._pictures = PictureReader(llm, settings.max_picture_pixels)
         self._loaded.set_result(self._served(llm.vllm_config, model))
 
     def _model(self) -> str:
@@ -239,6 +261,7 @@ class VllmEngine:
         facts = served_facts(
             config, vllm_version, digest, cache.effective_attention_block_size
         )
+        facts = replace(facts, pictures=self._most_pictures > 0)
         # a request has blocks in each cache group, so vLLM itself must say what fits
         engines = int(config.parallel_config.data_parallel_size)
         adapted = tuple(
@@ -249,13 +272,15 @@ class VllmEngine:
         return Served(facts, tokens, adapted)
 
 
-def _piece(output: Any, handed_tokens: int | None) -> Piece:
+def _piece(output: Any, ask: Ask) -> Piece:
     """What came of a request; of a prompt that was handed over nothing was computed."""
     (answer,) = output.outputs
     cached = int(output.num_cached_tokens or 0)
+    grown = len(output.prompt_token_ids) - ask.answered if ask.pictures else None
     return Piece(
         ids=tuple(map(int, answer.token_ids)),
         logprobs=logprobs_of(answer),
-        cached_tokens=cached if handed_tokens is None else handed_tokens,
+        cached_tokens=len(ask.tokens) if ask.handed else cached,
         ended=bool(output.finished),
+        prompt_tokens=grown,
     )

@@ -38,6 +38,12 @@ class VllmSettings(WorkerSettings):
         le=65_536,
         description="requests that vLLM may have at a time, waiting ones included",
     )
+    max_picture_pixels: int = Field(
+        default=16 * 1024 * 1024,
+        ge=1,
+        description="width times height of a picture that is opened, by its own head; at "
+        "the gateways the same name says what is sent on",
+    )
     load_timeout_s: float = Field(
         default=1.0,
         gt=0,

@@ -31,7 +31,7 @@ async def answer_chat(
     """
     check_wanted(door, wanted, prompts=1)
     ids = await door.served.encode_chat(chat)
-    prompts = Prompts([ids], chat.param, is_chat=True)
+    prompts = Prompts([ids], chat.param, is_chat=True, pictures=chat.pictures)
     questions = await questions_of(door, wanted, prompts, asker)
     return AnswerResponse(door, questions, dialect(frame), stream=stream)
 

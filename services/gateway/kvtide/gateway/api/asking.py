@@ -8,10 +8,12 @@ from kvtide.bus.messages import GrammarSpec, SamplingSpec
 from kvtide.gateway.api.call_grammar import Tongue
 from kvtide.gateway.api.door import Door
 from kvtide.gateway.api.held import grammar_of
+from kvtide.gateway.api.pictures import check_sent
 from kvtide.gateway.api.problems import ApiError, bad_param
 from kvtide.gateway.api.wanted import Asker, Ends, Wanted
 from kvtide.gateway.life import RequestSpec
 from kvtide.gateway.reading import AnswerReader, CallFormat, Thinking, reader_of
+from kvtide.gateway.served import Prompt
 from kvtide.kv import KeySpace, ModelFacts, answer_name
 
 _U64 = (1 << 64) - 1
@@ -21,12 +23,14 @@ _U64 = (1 << 64) - 1
 class Prompts:
     """The prompts of a request as ids. ``param`` is the field that they came in.
 
-    The answer to a chat is read: for reasoning, and for calls if there are tools.
+    The answer to a chat is read: for reasoning, and for calls if there are tools. Its one
+    prompt may have ``pictures``.
     """
 
     ids: Sequence[Sequence[int]]
     param: str
     is_chat: bool = False
+    pictures: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,7 @@ async def questions_of(
         UnavailableError: the model is not ready.
     """
     facts = door.served.facts(wanted.model)
+    _check_pictures(door, wanted, prompts, facts)
     bias = _logit_bias(wanted, facts)
     reading = _reading(door, wanted, prompts)
     tongue = Tongue(
@@ -122,7 +127,7 @@ async def questions_of(
         limit = _room(door, wanted.ends, len(ids), facts, prompts.param)
         if wanted.ends.min_tokens > limit:
             raise bad_param("min_tokens", f"min_tokens is more than {limit}")
-        prompt = await door.served.prompt(ids, space)
+        prompt = await _keyed(door, ids, space, prompts)
         for _ in range(wanted.count):
             index = len(items)
             spec = RequestSpec(
@@ -134,6 +139,7 @@ async def questions_of(
                 model=facts.name,
                 prompt=prompt.ids,
                 keys=prompt.keys,
+                pictures=prompts.pictures,
                 sampling=_sampling(wanted, draws, index),
                 max_new_tokens=limit,
                 min_new_tokens=wanted.ends.min_tokens,
@@ -145,6 +151,26 @@ async def questions_of(
             )
             items.append(Question(index, spec))
     return Questions(tuple(items), space, wanted.ends.stops, wanted.count, reading)
+
+
+def _check_pictures(
+    door: Door, wanted: Wanted, prompts: Prompts, facts: ModelFacts
+) -> None:
+    pictures, param = prompts.pictures, prompts.param
+    if not pictures:
+        return
+    if not facts.pictures:
+        raise bad_param(param, f"{param}: this model takes no pictures")
+    check_sent(pictures, wanted.count, door.settings.max_pictures_bytes, param)
+
+
+async def _keyed(
+    door: Door, ids: Sequence[int], space: KeySpace, prompts: Prompts
+) -> Prompt:
+    """With its keys; keys of tokens alone would be equal for other pictures."""
+    if prompts.pictures:
+        return Prompt(tuple(ids), ())
+    return await door.served.prompt(ids, space)
 
 
 def _reading(door: Door, wanted: Wanted, prompts: Prompts) -> Reading:

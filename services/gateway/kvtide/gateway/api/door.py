@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvtide.gateway.access.opening import AccessDesk
+from kvtide.gateway.api.pictures import PictureLimits
 from kvtide.gateway.api.problems import ApiError
 from kvtide.gateway.metrics import GatewayMetrics
 from kvtide.gateway.served import ServedModel
@@ -19,6 +20,19 @@ class Door:
     served: ServedModel
     metrics: GatewayMetrics
     access: AccessDesk
+
+    def picture_limits(self) -> PictureLimits:
+        """What pictures a chat may have; none where its workers see none."""
+        settings, facts = self.settings, self.served.find_facts()
+        # without any worker the request is refused for that
+        blind = facts is not None and not facts.pictures
+        return PictureLimits(
+            settings.max_pictures,
+            settings.max_picture_bytes,
+            settings.max_pictures_bytes,
+            settings.max_picture_pixels,
+            refusal="this model takes no pictures: send text alone" if blind else "",
+        )
 
     def check_model(self, name: str) -> None:
         """Only the served model may be named, and what adapters there are for it.

@@ -4,21 +4,27 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from kvtide.gateway.api.pictures import PictureTray
 from kvtide.gateway.api.problems import bad_param
-from kvtide.gateway.api.schemas import Message, Variables
+from kvtide.gateway.api.schemas import ContentPart, Message, TextPart, Variables
+from kvtide.gateway.text.chat import picture_part, text_part
 
 MAX_VARIABLE_CHARS = 64
 _RESERVED = frozenset(("messages", "add_generation_prompt", "tools"))
 _THOUGHTS = "reasoning_content"
 
 
-def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def template_messages(
+    messages: Sequence[Message], tray: PictureTray
+) -> list[dict[str, Any]]:
     """One dict a message: text parts joined, nothing that is null.
 
+    Pictures go to ``tray``; a content that has some stays in parts.
+
     Raises:
-        ApiError: a message without content that needs it.
+        ApiError: a message without content that needs it, or a picture that is not taken.
     """
-    return [_template_message(i, message) for i, message in enumerate(messages)]
+    return [_template_message(i, message, tray) for i, message in enumerate(messages)]
 
 
 def assistant_message(
@@ -53,14 +59,16 @@ def read_arguments(text: str) -> object:
     return cast("dict[str, object]", value) if isinstance(value, dict) else text
 
 
-def _template_message(index: int, message: Message) -> dict[str, Any]:
+def _template_message(
+    index: int, message: Message, tray: PictureTray
+) -> dict[str, Any]:
     extra = {k: v for k, v in (message.model_extra or {}).items() if v is not None}
     content = message.content
     if content is None and message.role != "assistant":
         param = f"messages[{index}].content"
         raise bad_param(param, f"{param}: a {message.role} message needs content")
     if isinstance(content, list):
-        content = "\n".join(part.text for part in content)
+        content = _parts(content, message.role, f"messages[{index}].content", tray)
     # templates know the role that OpenAI renamed by its old name
     role = "system" if message.role == "developer" else message.role
     made: dict[str, Any] = {"role": role, "content": content or "", **extra}
@@ -76,6 +84,23 @@ def _template_message(index: int, message: Message) -> dict[str, Any]:
             for call in message.tool_calls
         ]
     return made
+
+
+def _parts(
+    parts: Sequence[ContentPart], role: str, param: str, tray: PictureTray
+) -> str | list[dict[str, Any]]:
+    made: list[dict[str, Any]] = []
+    for number, part in enumerate(parts):
+        if isinstance(part, TextPart):
+            made.append(text_part(part.text))
+            continue
+        place = f"{param}[{number}].image_url"
+        if role != "user":
+            raise bad_param(place, f"{place}: only a user message may hold pictures")
+        tray.add(part.url, place)
+        made.append(picture_part())
+    texts = [part["text"] for part in made if "text" in part]
+    return "\n".join(texts) if len(texts) == len(made) else made
 
 
 def template_variables(given: Variables | None) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """What the bodies of OpenAI's two completion routes want."""
 
 from kvtide.gateway.api.messages import template_messages, template_variables
+from kvtide.gateway.api.pictures import PictureLimits, PictureTray
 from kvtide.gateway.api.problems import bad_param
 from kvtide.gateway.api.refusals import refuse_unserved
 from kvtide.gateway.api.schemas import (
@@ -37,14 +38,15 @@ def wanted_of(body: GenerationBody) -> Wanted:
     )
 
 
-def chat_of(body: ChatBody | TokenizeBody, use: ToolUse) -> Chat:
+def chat_of(body: ChatBody | TokenizeBody, use: ToolUse, limits: PictureLimits) -> Chat:
     """The body's messages, and its tools as ``use`` shows them.
 
     Raises:
-        ApiError: a message without content that needs it.
+        ApiError: a message without content that needs it, or a picture that is not taken.
     """
+    tray = PictureTray(limits)
     goes_on = bool(body.continue_final_message)
-    messages = template_messages(body.messages or ())
+    messages = template_messages(body.messages or (), tray)
     if goes_on and (not messages or messages[-1]["role"] != "assistant"):
         name = "continue_final_message"
         raise bad_param(name, f"{name}: the last message is not the assistant's")
@@ -54,6 +56,7 @@ def chat_of(body: ChatBody | TokenizeBody, use: ToolUse) -> Chat:
         variables=template_variables(body.chat_template_kwargs),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final=goes_on,
+        pictures=tray.pictures,
     )
 
 

@@ -193,13 +193,39 @@ class GenerationBody(Body):
     return_token_ids: bool | None = None
 
 
-class ContentPart(BaseModel):
-    """A part of a message's content; only text is served."""
+class TextPart(BaseModel):
+    """A part of a message's content that is text."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     type: Literal["text", "input_text", "output_text"]
     text: str
+
+
+class PictureUrl(BaseModel):
+    """Where a picture is; only ``data:`` URLs are taken, and nothing is fetched."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    url: str
+
+
+class PicturePart(BaseModel):
+    """A part of a user's message that is a picture, for models that take some."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    type: Literal["image_url"]
+    image_url: PictureUrl | str
+
+    @property
+    def url(self) -> str:
+        """Where the picture is."""
+        told = self.image_url
+        return told if isinstance(told, str) else told.url
+
+
+ContentPart = Annotated[TextPart | PicturePart, Field(discriminator="type")]
 
 
 class Message(BaseModel):

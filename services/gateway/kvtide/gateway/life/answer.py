@@ -139,6 +139,7 @@ class Answer:
         self, attempt: Attempt, work: Work, message: Tokens, now_s: float
     ) -> Heard:
         self.book.reused(attempt.number, message.reused_tokens)
+        self.book.prompt(message.prompt_tokens)
         taken = self._flow.tokens(message, now_s)
         return self._take(attempt, work, taken, now_s)
 
@@ -154,6 +155,7 @@ class Answer:
                 return Heard(lost=Loss.failed(page.reason))
             case PullState.WAITING | PullState.RUNNING | PullState.FINISHED:
                 self.book.reused(attempt.number, page.reused_tokens)
+                self.book.prompt(page.prompt_tokens)
                 taken = self._flow.page(page, now_s)
                 return self._take(attempt, work, taken, now_s)
             case _:

@@ -14,6 +14,7 @@ class Book:
         self._first_s: float | None = None
         self._last_s = 0.0
         self._reused: tuple[int, int] | None = None
+        self._prompt_tokens = len(spec.prompt)
         self.queue_ms: float | None = None
 
     def started(self, now_s: float) -> None:
@@ -39,6 +40,11 @@ class Book:
         elif self._reused[0] == attempt:
             self._reused = (attempt, min(tokens, self._reused[1]))
 
+    def prompt(self, tokens: int | None) -> None:
+        """A worker says how long the prompt came out; None: as it was sent."""
+        if tokens is not None:
+            self._prompt_tokens = max(tokens, len(self._spec.prompt))
+
     @property
     def ttft_ms(self) -> float | None:
         """From submission to the first token."""
@@ -54,7 +60,7 @@ class Book:
 
     def usage(self, output_tokens: int) -> Usage:
         """The usage so far."""
-        prompt = len(self._spec.prompt)
+        prompt = self._prompt_tokens
         reused = self._reused[1] if self._reused is not None else 0
         return Usage(prompt, output_tokens, min(max(reused, 0), prompt))
 

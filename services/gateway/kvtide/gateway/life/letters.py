@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kvtide.bus.messages import Admit, DecodeWork, Placed, PrefillWork
+from kvtide.bus.messages import Admit, DecodeWork, PictureWork, Placed, PrefillWork
 from kvtide.gateway.life.spec import RequestSpec
 from kvtide.kv import BlockKey, KeySpace, NodeId
 
@@ -20,7 +20,7 @@ class Letters:
     def keys(self, received: Sequence[int]) -> tuple[BlockKey, ...]:
         """The keys of the full blocks of the prompt and what was received."""
         spec = self._spec
-        if not received:
+        if not received or spec.pictures:
             return spec.keys
         start = len(spec.keys) * self._space.layout.block_tokens
         parent = spec.keys[-1] if spec.keys else None
@@ -52,7 +52,10 @@ class Letters:
 
         The first copy under another key than its block's ends what is reused: KV of
         other tokens must never be taken for this prompt's, whatever a conductor says.
+        Pictures go to decode alone, which computes the prompt: prefill is left out.
         """
+        if self._spec.pictures:
+            return msgspec.structs.replace(placed, reuse=(), prefill=None)
         good = 0
         for key, copy in zip(self.keys(received), placed.reuse, strict=False):
             if copy.key != key:
@@ -88,7 +91,7 @@ class Letters:
     ) -> DecodeWork:
         """The decode worker's share."""
         spec = self._spec
-        return DecodeWork(
+        work = DecodeWork(
             request=spec.request,
             attempt=placed.attempt,
             gateway=spec.gateway,
@@ -109,3 +112,6 @@ class Letters:
             worker=placed.decode,
             tbt_ms=spec.tbt_ms,
         )
+        if not spec.pictures:
+            return work
+        return PictureWork.of(work, spec.pictures)

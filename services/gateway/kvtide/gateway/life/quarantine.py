@@ -43,8 +43,13 @@ class Quarantine:
 
 
 def fingerprint(spec: RequestSpec) -> bytes:
-    """Of the tenant, the model and the prompt; not of the draws, which don't kill."""
+    """Of the tenant, the model, the prompt and its pictures.
+
+    Not of the draws, which don't kill.
+    """
     digest = blake3(f"{spec.tenant}\0{spec.model}\0".encode())
     for token in spec.prompt:
         digest.update(token.to_bytes(4, "little"))
+    for picture in spec.pictures:
+        digest.update(blake3(picture).digest())
     return digest.digest()

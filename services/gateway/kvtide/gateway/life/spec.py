@@ -14,6 +14,8 @@ class RequestSpec:
     ``keys`` are those of the full blocks of ``prompt``. ``stop_token_ids`` end the
     answer; the model's own end tokens are among them unless ``ignore_eos``. Limits are
     those of ``tenant``; blocks are kept in the name of ``cache_owner``, if it is another.
+    ``pictures`` are files, in the order of the prompt's tokens that stand for them; such a
+    prompt has no ``keys``: its KV depends on more than its tokens.
     """
 
     request: RequestId
@@ -32,6 +34,12 @@ class RequestSpec:
     tbt_ms: float | None = None
     priority: int = 0
     cache_owner: TenantId | None = None
+    pictures: tuple[bytes, ...] = ()
+
+    @property
+    def picture_bytes(self) -> int:
+        """What its pictures take."""
+        return sum(map(len, self.pictures))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ ChatMessage = Mapping[str, Any]
 class Chat:
     """What a chat template is given. ``param`` is the field that the messages came in.
 
-    ``continue_final``: the answer goes on with the last message.
+    ``continue_final``: the answer goes on with the last message. ``pictures`` are files, in
+    the order of the ``picture_part``s in the messages, each of which stands for one.
     """
 
     messages: Sequence[ChatMessage]
@@ -32,6 +33,10 @@ class Chat:
     variables: Mapping[str, object] = field(default_factory=dict[str, object])
     add_generation_prompt: bool = True
     continue_final: bool = False
+    pictures: tuple[bytes, ...] = ()
+
+
+_PROBE = "Probe 7 of the template"
 
 
 class ChatTemplate:
@@ -70,6 +75,36 @@ class ChatTemplate:
                 f"the chat template does not compile: {error}"
             ) from error
         self.takes_tools = "tools" in named or "tool_calls" in source
+        self._wants_parts = False
+        self._wants_parts = self._find_form()
+        self.takes_pictures = self._sees_pictures()
+
+    def _find_form(self) -> bool:
+        """Whether it sees a message's text only as a list of parts.
+
+        Such templates, of models that take pictures, write nothing for a plain string.
+        """
+        whole = [{"role": "user", "content": _PROBE}]
+        return not self._shows(whole) and self._shows(_in_parts(whole))
+
+    def _sees_pictures(self) -> bool:
+        """Whether it writes something for a picture beside a text."""
+        text, both = (
+            self._shown([{"role": "user", "content": parts}])
+            for parts in ([text_part(_PROBE)], [picture_part(), text_part(_PROBE)])
+        )
+        # one that knows no parts may write a list as Python does
+        written = _PROBE in text and _PROBE in both and text != both
+        return written and "'type'" not in both
+
+    def _shows(self, messages: Sequence[ChatMessage]) -> bool:
+        return _PROBE in self._shown(messages)
+
+    def _shown(self, messages: Sequence[ChatMessage]) -> str:
+        try:
+            return self.render(messages)
+        except PromptError:
+            return ""
 
     def render(
         self,
@@ -81,15 +116,18 @@ class ChatTemplate:
     ) -> str:
         """The chat as the model's text; templates take no tools as null.
 
+        A content is text or parts; where the template wants parts, text is made one.
+
         Raises:
             PromptError: the template does not take these messages.
         """
+        chat = _in_parts(messages) if self._wants_parts else messages
         try:
             return self._template.render(
                 {
                     **self._special,
                     **(variables or {}),
-                    "messages": messages,
+                    "messages": chat,
                     "tools": list(tools) or None,
                     "add_generation_prompt": add_generation_prompt,
                 }
@@ -104,6 +142,25 @@ class ChatTemplate:
                 f"the model's chat template can't render these messages: {error}",
                 param="messages",
             ) from error
+
+
+def picture_part() -> dict[str, Any]:
+    """A part of a message that templates write a picture's token for."""
+    return {"type": "image"}
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """A part of a message that is text."""
+    return {"type": "text", "text": text}
+
+
+def _in_parts(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    return [
+        {**message, "content": [text_part(content)]}
+        if isinstance(content := message.get("content"), str)
+        else message
+        for message in messages
+    ]
 
 
 def _tojson(

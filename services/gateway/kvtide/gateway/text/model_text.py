@@ -126,6 +126,12 @@ class ModelText:
             raise PromptError(
                 "this model has no chat template; use /v1/completions", param="messages"
             )
+        pictures = any(_has_pictures(message) for message in messages)
+        if pictures and not self._template.takes_pictures:
+            raise PromptError(
+                "the model's chat template has no place for pictures: send text alone",
+                param="messages",
+            )
         if not self._template.takes_tools:
             messages, tools = spelled_out(messages, tools), ()
         if continue_final:
@@ -227,6 +233,10 @@ class ModelText:
         while ids[size : 2 * size] == self._bos and ids[:size] == self._bos:
             ids = ids[size:]
         return ids if ids[:size] == self._bos else [*self._bos, *ids]
+
+
+def _has_pictures(message: ChatMessage) -> bool:
+    return isinstance(message.get("content"), list)
 
 
 def _left_open(message: ChatMessage) -> dict[str, Any]:
