@@ -116,7 +116,7 @@ def kill(cluster: Cluster, worker: str) -> None:
     process = cluster[worker]
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    wait_for(lambda: not group_lives(process.pid), 30, "the engine ends")
+    wait_for(lambda: not group_lives(process.pid), "the engine ends", 30.0)
 
 
 def group_lives(group: int) -> bool:
