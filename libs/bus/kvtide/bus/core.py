@@ -171,6 +171,7 @@ class LinkedBus:
         future: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
         self._replies[number] = future
         timer = self._tasks.spawn(self._clock.sleep(timeout_s), name="bus request")
+        blob: BlobRef | None = None
         try:
             reply = self._subjects.reply(self._name, self._inbox, number)
             blob = await self._send(subject, message, trace_of(message), reply)
@@ -182,8 +183,9 @@ class LinkedBus:
             timer.cancel()
             self._replies.pop(number, None)
             future.cancel()
-        if blob is not None and self._shelf is not None:
-            self._shelf.answered(blob)
+            # without an answer in time nobody is to begin with it any more
+            if blob is not None and self._shelf is not None:
+                self._shelf.answered(blob)
         if delivery.no_responder:
             raise NoResponder(f"nobody listens on {subject}", subject=subject)
         opened = await self._open(delivery)

@@ -1,6 +1,6 @@
 """What the rest of the system knows of a model: numbers and digests, no weights."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from blake3 import blake3
 
@@ -52,7 +52,8 @@ class ModelFacts:
     block_tokens: int = 64
     self_contained: bool = False
     parent: str = ""
-    pictures: bool = False
+    # workers that differ in this alone share all blocks, and serve one model
+    pictures: bool = field(default=False, compare=False)
 
     def adapted(self, name: str, adapter: str) -> "ModelFacts":
         """This model with an adapter, whose content has the digest ``adapter``."""

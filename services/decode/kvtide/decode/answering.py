@@ -247,7 +247,7 @@ class Answering:
         """All from an index on, and how the request stands."""
         state = _STATES.get(self.phase, PullState.FINISHED)
         page = self.answer.page(pull, state, self.failed, None)
-        if self.phase is not Phase.RUNNING:
+        if self.phase not in (Phase.RUNNING, Phase.ENDED):
             return page
         return msgspec.structs.replace(
             page, reused_tokens=self.cached, prompt_tokens=self._longer()

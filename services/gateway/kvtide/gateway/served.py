@@ -1,6 +1,7 @@
 """The model that this gateway serves: its text, its facts, and whether it can answer."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +23,11 @@ _SPACES = 256
 """Key spaces that are kept: deriving one costs as much as all keys of a short prompt."""
 
 T = TypeVar("T")
+
+
+def _votes(found: Counter[ModelFacts]) -> Callable[[ModelFacts], tuple[int, str]]:
+    """Workers that say so, as conductors choose where workers disagree."""
+    return lambda facts: (found[facts], facts.digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +92,22 @@ class ServedModel:
         return members
 
     def _facts_of(self, member: Member) -> ModelFacts | None:
-        return next((f for f in member.beat.models if f.name == self.name), None)
+        """What it says of the model; an adapter of another one may have its name."""
+        named = (f for f in member.beat.models if f.name == self.name and not f.parent)
+        return next(named, None)
 
     def adapters(self) -> dict[str, ModelFacts]:
-        """The model with each adapter that some worker has, by name."""
-        return {
-            facts.name: facts
+        """The model with each adapter that some worker has, by name.
+
+        Of two adapters with one name, the one that most have.
+        """
+        found = Counter(
+            facts
             for member in self._ready(Role.DECODE)
             for facts in member.beat.models
             if facts.parent == self.name != facts.name
-        }
+        )
+        return {facts.name: facts for facts in sorted(found, key=_votes(found))}
 
     def find_facts(self, name: str = "") -> ModelFacts | None:
         """What decode workers say of the model, or of it with an adapter.
@@ -104,9 +116,19 @@ class ServedModel:
         """
         if name not in ("", self.name):
             return self.adapters().get(name)
-        for member in self._ready(Role.DECODE):
-            return self._facts_of(member)
-        return None
+        found = Counter(self._all_facts())
+        return max(found, key=_votes(found), default=None)
+
+    def is_blind(self) -> bool:
+        """Whether some decode worker of the model sees no pictures.
+
+        Without any worker requests are refused for that.
+        """
+        return not all(facts.pictures for facts in self._all_facts())
+
+    def _all_facts(self) -> list[ModelFacts]:
+        found = [self._facts_of(member) for member in self._ready(Role.DECODE)]
+        return [facts for facts in found if facts is not None]
 
     def facts(self, name: str = "") -> ModelFacts:
         """The model's facts, when everything that a request needs is there.

@@ -26,7 +26,8 @@ class Admit(Message, frozen=True, tag="admit"):
     """Ask for a placement. Idempotent by (request, attempt).
 
     ``keys`` are the keys of the prompt's full blocks, front to back. ``excluded``
-    are workers that an earlier attempt found dead, hung or refusing.
+    are workers that an earlier attempt found dead, hung or refusing. ``digest`` is that
+    of the model that the keys were made for: several may have one name. "": any.
     """
 
     request: RequestId
@@ -41,6 +42,7 @@ class Admit(Message, frozen=True, tag="admit"):
     ttft_ms: float | None = None
     tbt_ms: float | None = None
     priority: int = 0
+    digest: str = ""
 
 
 class CandidateEstimate(Message, frozen=True, tag="candidate"):

@@ -16,6 +16,7 @@ import structlog
 from PIL import Image, UnidentifiedImageError
 from vllm.multimodal.image import convert_image_mode, normalize_image
 from vllm.renderers.inputs.preprocess import parse_model_prompt
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from kvtide.connect.vllm_worker.sampling import ENGINE
 from kvtide.engine.errors import UnsupportedOption
@@ -23,6 +24,10 @@ from kvtide.engine.errors import UnsupportedOption
 FORMATS: Final = ("PNG", "JPEG", "WEBP")
 AT_ONCE: Final = 2
 """Prompts whose pictures are open at a time: what they may take is bounded by it."""
+
+_SCAN: Final = b"\xff\xda"
+MOST_SCANS: Final = 32
+"""Of a JPEG: each may go over all pixels, and what is being opened can't be stopped."""
 
 log = structlog.get_logger("kvtide.connect")
 
@@ -39,9 +44,12 @@ def opened(data: bytes, most_pixels: int) -> Any:
         # reads the head alone, and has a bound of its own
         with Image.open(BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
+            _check_scans(image.format, data)
             if width * height <= most_pixels:
                 image.load()
                 return convert_image_mode(normalize_image(image), "RGB")
+    except UnsupportedOption:
+        raise
     except UnidentifiedImageError as error:
         raise _refused("it is no PNG, JPEG or WebP file") from error
     except Exception as error:  # a stranger's file: decoders raise whatever they like
@@ -50,6 +58,11 @@ def opened(data: bytes, most_pixels: int) -> Any:
         f"it has {width} x {height} pixels; at most {most_pixels} in all are taken: "
         "send a smaller one"
     )
+
+
+def _check_scans(format_name: str | None, data: bytes) -> None:
+    if format_name == "JPEG" and data.count(_SCAN) > MOST_SCANS:
+        raise _refused("it has too many scans")
 
 
 class PictureReader:
@@ -79,6 +92,8 @@ class PictureReader:
                 images.append(await work)
             try:
                 return await self._rendered(prompt, images)
+            except (MemoryError, EngineDeadError):
+                raise
             except Exception as error:
                 # a prompt that can't be made here can't be made by another worker
                 log.warning("pictures_refused", reason=str(error), exc_info=error)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,8 @@ from kvtide.runtime.settings import RoleSettings
 OURS = ("model", "dtype", "kv_transfer_config", "enable_prefix_caching")
 """Options of vLLM's that the worker sets itself."""
 
+_NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
+"""Of an adapter: clients ask for it by this."""
 _OF_THE_CONNECTOR = ("load_timeout_s", "save_timeout_s", "handover_wait_s", "lease_s")
 _OF_THE_WORKER = ("node", "listen", "advertise", "http_port", "transfer_port")
 
@@ -92,8 +95,13 @@ class VllmSettings(WorkerSettings):
         """
         found: dict[str, Path] = {}
         for name, folder in sorted(_object(self.lora, "lora").items()):
-            if not name or not isinstance(folder, str):
+            if not isinstance(folder, str):
                 raise ConfigError("lora must name a folder for each name", key="lora")
+            if not _NAME.fullmatch(name):
+                raise ConfigError(
+                    f"lora {name!r}: a name has 1 to 128 letters, digits and . _ : / -",
+                    key="lora",
+                )
             path = Path(folder).expanduser().resolve()
             if not path.is_dir():
                 raise ConfigError(f"lora {name}: there is no folder {path}", key="lora")

@@ -103,7 +103,7 @@ class Admission:
         given = known.answers.get(admit.request)
         if given is not None and self._still_good(given.answer, admit):
             return Decision(given.answer)
-        line = known.membership.line(admit.model)
+        line = known.membership.line(admit.model, admit.digest)
         if line is None:
             return self._rejected(admit, no_model(admit, known.membership), now_s)
         if admit.prompt_tokens >= line.facts.max_tokens:

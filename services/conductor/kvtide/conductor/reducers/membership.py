@@ -27,7 +27,7 @@ class Membership:
     def __init__(self) -> None:
         """Start with nobody."""
         self._beats: dict[NodeId, Beat] = {}
-        self._lines: dict[str, Line | None] = {}
+        self._lines: dict[tuple[str, str], Line | None] = {}
         self._roles: dict[Role, tuple[NodeId, ...]] = {}
         self._stores: dict[str, NodeId] | None = None
         self.version = 0
@@ -95,26 +95,29 @@ class Membership:
         node = self._stores.get(host) if host else None
         return self._beats[node] if node is not None else None
 
-    def line(self, model: str) -> Line | None:
+    def line(self, model: str, digest: str = "") -> Line | None:
         """The ready workers for ``model``; None if no ready worker announces it.
+
+        With a ``digest``, those of that model alone: another one may have its name.
 
         Should workers disagree on what the model is (a rolling change of weights), those
         of the facts that most of them announce are taken: KV never crosses the two.
         """
-        if model not in self._lines:
+        named = model, digest
+        if named not in self._lines:
             # names come from clients: without this, a flood of them would stay
             if len(self._lines) >= _MODELS_LIMIT:
                 self._lines.clear()
-            self._lines[model] = self._line(model)
-        return self._lines[model]
+            self._lines[named] = self._line(model, digest)
+        return self._lines[named]
 
-    def _line(self, model: str) -> Line | None:
+    def _line(self, model: str, digest: str) -> Line | None:
         votes: dict[ModelFacts, int] = {}
         for beat in self._beats.values():
             if beat.state is not NodeState.READY:
                 continue
             for facts in beat.models:
-                if facts.name == model:
+                if facts.name == model and digest in ("", facts.digest):
                     votes[facts] = votes.get(facts, 0) + 1
         if not votes:
             return None

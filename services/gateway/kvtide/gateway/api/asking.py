@@ -139,6 +139,7 @@ async def questions_of(
                 model=facts.name,
                 prompt=prompt.ids,
                 keys=prompt.keys,
+                digest=facts.digest,
                 pictures=prompts.pictures,
                 sampling=_sampling(wanted, draws, index),
                 max_new_tokens=limit,

@@ -22,10 +22,8 @@ class Door:
     access: AccessDesk
 
     def picture_limits(self) -> PictureLimits:
-        """What pictures a chat may have; none where its workers see none."""
-        settings, facts = self.settings, self.served.find_facts()
-        # without any worker the request is refused for that
-        blind = facts is not None and not facts.pictures
+        """What pictures a chat may have; none where some of its workers see none."""
+        settings, blind = self.settings, self.served.is_blind()
         return PictureLimits(
             settings.max_pictures,
             settings.max_picture_bytes,

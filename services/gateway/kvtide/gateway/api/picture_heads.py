@@ -16,6 +16,11 @@ _JPEG: Final = b"\xff\xd8\xff"
 _JPEG_END: Final = b"\xff\xd9"
 _FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Markers that begin a JPEG's frame."""
+_STEPS: Final = 4096
+"""Chunks or markers that are looked at; no real file has as many before its pixels."""
+_SCAN: Final = b"\xff\xda"
+_MOST_SCANS: Final = 32
+"""Each scan of a JPEG may go over all its pixels. Some ten are usual."""
 _LONE: Final = (0x01, *range(0xD0, 0xD9))
 """Markers without a length."""
 
@@ -50,7 +55,7 @@ def _png(data: bytes) -> Size:
     """Its chunks must go on up to the one that ends it."""
     at = len(_PNG)
     size: Size | None = None
-    while True:
+    for _ in range(_STEPS):
         length, kind = struct.unpack_from(">I4s", data, at)
         if size is None:
             if kind != b"IHDR":
@@ -61,12 +66,15 @@ def _png(data: bytes) -> Size:
             raise BadPictureError("the file is cut short")
         if kind == b"IEND":
             return size
+    raise BadPictureError("the PNG file has too many parts")
 
 
 def _jpeg(data: bytes) -> Size:
     """The first frame's size; what comes after it must have an end."""
+    if data.count(_SCAN) > _MOST_SCANS:
+        raise BadPictureError("the JPEG file has too many scans")
     at = 2
-    while True:
+    for _ in range(_STEPS):
         if data[at] != 0xFF:  # noqa: PLR2004 - what each marker begins with
             raise BadPictureError("the JPEG file is damaged")
         marker = data[at + 1]
@@ -82,6 +90,7 @@ def _jpeg(data: bytes) -> Size:
                 raise BadPictureError("the file is cut short")
             return width, height
         at += struct.unpack_from(">H", data, at)[0]
+    raise BadPictureError("the JPEG file has too many parts")
 
 
 def _webp(data: bytes) -> Size:

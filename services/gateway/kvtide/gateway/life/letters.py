@@ -45,6 +45,7 @@ class Letters:
             ttft_ms=spec.ttft_ms,
             tbt_ms=spec.tbt_ms,
             priority=spec.priority,
+            digest=spec.digest,
         )
 
     def checked(self, placed: Placed, received: Sequence[int]) -> Placed:

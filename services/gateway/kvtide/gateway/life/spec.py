@@ -15,7 +15,8 @@ class RequestSpec:
     answer; the model's own end tokens are among them unless ``ignore_eos``. Limits are
     those of ``tenant``; blocks are kept in the name of ``cache_owner``, if it is another.
     ``pictures`` are files, in the order of the prompt's tokens that stand for them; such a
-    prompt has no ``keys``: its KV depends on more than its tokens.
+    prompt has no ``keys``: its KV depends on more than its tokens. ``digest`` is the
+    model's, for which ``keys`` were made.
     """
 
     request: RequestId
@@ -35,6 +36,7 @@ class RequestSpec:
     priority: int = 0
     cache_owner: TenantId | None = None
     pictures: tuple[bytes, ...] = ()
+    digest: str = ""
 
     @property
     def picture_bytes(self) -> int:
