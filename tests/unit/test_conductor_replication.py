@@ -1,9 +1,9 @@
 """Which copies a conductor has stores make and drop. Pure."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings, strategies as st
-from tests.unit.conductor_cluster import BLOCK, beat, key, keys, located, ref
+from tests.unit.conductor_cluster import BLOCK, FACTS, beat, key, keys, located, ref
 
 from kvtide.bus.messages import (
     CandidateEstimate,
@@ -297,3 +297,19 @@ def test_prefill_goes_where_blocks_can_still_be_pooled() -> None:
     line = members.line("demo")
     assert line is not None
     assert line.prefills == (NodeId("p-a"), NodeId("p-b"))
+
+
+def test_of_two_models_with_one_name_the_one_that_is_asked_for_is_taken() -> None:
+    members = Membership()
+    other = replace(FACTS, digest="other")
+    seeing = replace(FACTS, pictures=True)
+    for name, facts in (("a", FACTS), ("b", seeing), ("c", other)):
+        members.seen(beat(f"d-{name}", Role.DECODE, models=(facts,)))
+    most = members.line("demo")
+    assert most is not None
+    # whether it sees pictures makes it no other model
+    assert most.decodes == (NodeId("d-a"), NodeId("d-b"))
+    asked = members.line("demo", "other")
+    assert asked is not None
+    assert asked.decodes == (NodeId("d-c"),)
+    assert members.line("demo", "a third") is None

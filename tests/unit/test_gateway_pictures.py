@@ -51,6 +51,20 @@ def test_a_png_is_whole_or_refused() -> None:
         size_of(claiming(0, 5))
 
 
+def test_a_small_file_cannot_keep_anybody_busy() -> None:
+    scan = b"\xff\xda\x00\x02"
+    usual, many = (JPEG[:-2] + scan * count + JPEG[-2:] for count in (32, 33))
+    assert size_of(usual) == (30, 20)
+    with pytest.raises(BadPictureError, match="scans"):
+        size_of(many)
+    fill = JPEG[:2] + b"\xff" * 5000 + JPEG[2:]
+    with pytest.raises(BadPictureError, match="parts"):
+        size_of(fill)
+    empty = RED[:-12] + (bytes(4) + b"tEXt" + bytes(4)) * 5000 + RED[-12:]
+    with pytest.raises(BadPictureError, match="parts"):
+        size_of(empty)
+
+
 @given(
     st.sampled_from([RED, JPEG, *WEBPS.values()]), st.integers(0), st.integers(0, 255)
 )

@@ -350,6 +350,11 @@ def test_a_prompt_that_pictures_made_longer_leaves_less_room() -> None:
     assert isinstance(last, Tokens)
     assert (last.ids, last.finish) == ((7,), FinishReason.LENGTH)
     assert last.prompt_tokens is None
+    # the event that said it may be lost
+    page = replied(machine.handle(decode.PullArrived(pull), 1.3))
+    assert isinstance(page, TokenPage)
+    assert (page.state, page.ids) == (PullState.FINISHED, (9, 8, 7))
+    assert (page.prompt_tokens, page.reused_tokens) == (97, 64)
 
 
 def test_prefill_computes_for_others_and_leaves_its_own_to_decode() -> None:
