@@ -1,5 +1,7 @@
 """What the rest of the system knows of a model: numbers and digests, no weights."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from blake3 import blake3
@@ -59,3 +61,12 @@ class ModelFacts:
         """This model with an adapter, whose content has the digest ``adapter``."""
         both = blake3(f"adapter {adapter} on {self.digest}".encode()).hexdigest()
         return replace(self, name=name, digest=both, parent=self.name)
+
+
+def most_said(said: Iterable[ModelFacts]) -> ModelFacts | None:
+    """What a model is where its workers disagree: what most of them say. None: nobody does.
+
+    Gateways make keys for it and conductors place on it, so both must choose alike.
+    """
+    votes = Counter(said)
+    return max(votes, key=lambda facts: (votes[facts], facts.digest), default=None)

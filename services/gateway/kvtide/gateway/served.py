@@ -1,7 +1,6 @@
 """The model that this gateway serves: its text, its facts, and whether it can answer."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from kvtide.gateway.errors import PromptError, UnavailableError
 from kvtide.gateway.text import ModelText
 from kvtide.gateway.text.chat import Chat
 from kvtide.kv import BlockKey, KeySpace, ModelFacts, Role, SpaceId, TenantId
+from kvtide.kv.model import most_said
 
 INLINE_CHARS = 4096
 """Shorter texts are tokenised at once; longer ones would hold up other streams."""
@@ -23,11 +23,6 @@ _SPACES = 256
 """Key spaces that are kept: deriving one costs as much as all keys of a short prompt."""
 
 T = TypeVar("T")
-
-
-def _votes(found: Counter[ModelFacts]) -> Callable[[ModelFacts], tuple[int, str]]:
-    """Workers that say so, as conductors choose where workers disagree."""
-    return lambda facts: (found[facts], facts.digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +92,17 @@ class ServedModel:
         return next(named, None)
 
     def adapters(self) -> dict[str, ModelFacts]:
-        """The model with each adapter that some worker has, by name.
-
-        Of two adapters with one name, the one that most have.
-        """
-        found = Counter(
-            facts
-            for member in self._ready(Role.DECODE)
-            for facts in member.beat.models
-            if facts.parent == self.name != facts.name
-        )
-        return {facts.name: facts for facts in sorted(found, key=_votes(found))}
+        """The model with each adapter that some worker has, by name."""
+        said: dict[str, list[ModelFacts]] = {}
+        for member in self._ready(Role.DECODE):
+            for facts in member.beat.models:
+                if facts.parent == self.name != facts.name:
+                    said.setdefault(facts.name, []).append(facts)
+        return {
+            name: facts
+            for name, each in said.items()
+            if (facts := most_said(each)) is not None
+        }
 
     def find_facts(self, name: str = "") -> ModelFacts | None:
         """What decode workers say of the model, or of it with an adapter.
@@ -116,8 +111,7 @@ class ServedModel:
         """
         if name not in ("", self.name):
             return self.adapters().get(name)
-        found = Counter(self._all_facts())
-        return max(found, key=_votes(found), default=None)
+        return most_said(self._all_facts())
 
     def is_blind(self) -> bool:
         """Whether some decode worker of the model sees no pictures.
@@ -139,8 +133,9 @@ class ServedModel:
         missing = self.missing()
         facts = self.find_facts(name)
         if missing or facts is None:
+            lacking = missing or [f"worker with {name}"]
             raise UnavailableError(
-                f"the model is not ready: no live {', '.join(missing)}",
+                f"the model is not ready: no live {', '.join(lacking)}",
                 retry_after_ms=NOT_READY_RETRY_MS,
             )
         return facts

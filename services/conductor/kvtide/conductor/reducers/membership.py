@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from kvtide.bus.messages import Beat, NodeState
 from kvtide.conductor.reducers.costs import class_of
 from kvtide.kv import ModelFacts, NodeId, NodeRef, Role
+from kvtide.kv.model import most_said
 
 _MODELS_LIMIT = 256
 
@@ -112,16 +113,15 @@ class Membership:
         return self._lines[named]
 
     def _line(self, model: str, digest: str) -> Line | None:
-        votes: dict[ModelFacts, int] = {}
-        for beat in self._beats.values():
-            if beat.state is not NodeState.READY:
-                continue
-            for facts in beat.models:
-                if facts.name == model and digest in ("", facts.digest):
-                    votes[facts] = votes.get(facts, 0) + 1
-        if not votes:
+        chosen = most_said(
+            facts
+            for beat in self._beats.values()
+            if beat.state is NodeState.READY
+            for facts in beat.models
+            if facts.name == model and digest in ("", facts.digest)
+        )
+        if chosen is None:
             return None
-        chosen = max(votes, key=lambda facts: (votes[facts], facts.digest))
         return Line(
             chosen, self._of(Role.PREFILL, chosen), self._of(Role.DECODE, chosen)
         )
