@@ -32,44 +32,40 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
 
-class StreamOptions(BaseModel):
-    """``stream_options``."""
+class Part(BaseModel):
+    """The base of what is inside of bodies. Fields that are not known are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class StreamOptions(Part):
+    """``stream_options``."""
 
     include_usage: bool | None = None
 
 
-class TextFormat(BaseModel):
+class TextFormat(Part):
     """``response_format``: no format."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(BaseModel):
+class JsonObjectFormat(Part):
     """``response_format``: any JSON object."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     type: Literal["json_object"]
 
 
-class NamedSchema(BaseModel):
+class NamedSchema(Part):
     """A JSON schema as OpenAI wraps it."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     name: str | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = None
 
 
-class JsonSchemaFormat(BaseModel):
+class JsonSchemaFormat(Part):
     """``response_format``: JSON of this schema."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     type: Literal["json_schema"]
     json_schema: NamedSchema
@@ -80,13 +76,11 @@ ResponseFormat = Annotated[
 ]
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(Part):
     """``structured_outputs``, as vLLM has it: one of these is given.
 
     What else vLLM knows there and would change the answer is refused.
     """
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
     regex: str | None = None
@@ -99,10 +93,8 @@ class StructuredOutputs(BaseModel):
 ToolName = Annotated[str, Field(min_length=1, max_length=128)]
 
 
-class FunctionTool(BaseModel):
+class FunctionTool(Part):
     """A function that the model may call, as OpenAI describes it."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     name: ToolName
     description: str | None = None
@@ -110,27 +102,21 @@ class FunctionTool(BaseModel):
     strict: bool | None = None
 
 
-class ToolBody(BaseModel):
+class ToolBody(Part):
     """One of ``tools``."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     type: Literal["function"]
     function: FunctionTool
 
 
-class NamedFunction(BaseModel):
+class NamedFunction(Part):
     """A function by its name."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     name: ToolName
 
 
-class NamedToolChoice(BaseModel):
+class NamedToolChoice(Part):
     """``tool_choice``: this one."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     type: Literal["function"]
     function: NamedFunction
@@ -139,19 +125,15 @@ class NamedToolChoice(BaseModel):
 ToolWord = Literal["none", "auto", "required"]
 
 
-class FunctionCall(BaseModel):
+class FunctionCall(Part):
     """What the model called; ``arguments`` are JSON as text."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     name: ToolName
     arguments: str
 
 
-class ToolCall(BaseModel):
+class ToolCall(Part):
     """A call in an assistant's message."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     id: str = ""
     type: Literal["function"] = "function"
@@ -193,27 +175,21 @@ class GenerationBody(Body):
     return_token_ids: bool | None = None
 
 
-class TextPart(BaseModel):
+class TextPart(Part):
     """A part of a message's content that is text."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     type: Literal["text", "input_text", "output_text"]
     text: str
 
 
-class PictureUrl(BaseModel):
+class PictureUrl(Part):
     """Where a picture is; only ``data:`` URLs are taken, and nothing is fetched."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     url: str
 
 
-class PicturePart(BaseModel):
+class PicturePart(Part):
     """A part of a user's message that is a picture, for models that take some."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     type: Literal["image_url"]
     image_url: PictureUrl | str

@@ -2,38 +2,34 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from kvtide.gateway.api.schemas import MAX_TOKENS_BOUND, Body, ToolName, TopP
+from kvtide.gateway.api.schemas import MAX_TOKENS_BOUND, Body, Part, ToolName, TopP
 
 Zero2One = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-
-
-class TextBlock(_Part):
+class TextBlock(Part):
     """Text."""
 
     type: Literal["text"]
     text: str
 
 
-class ThinkingBlock(_Part):
+class ThinkingBlock(Part):
     """What the model thought before."""
 
     type: Literal["thinking"]
     thinking: str
 
 
-class RedactedBlock(_Part):
+class RedactedBlock(Part):
     """What nobody may read: no model here made it, so none can use it."""
 
     type: Literal["redacted_thinking"]
 
 
-class ToolUseBlock(_Part):
+class ToolUseBlock(Part):
     """A call that the model made before."""
 
     type: Literal["tool_use"]
@@ -42,7 +38,7 @@ class ToolUseBlock(_Part):
     input: dict[str, Any]
 
 
-class ToolResultBlock(_Part):
+class ToolResultBlock(Part):
     """What a call came back with."""
 
     type: Literal["tool_result"]
@@ -57,14 +53,14 @@ AnyBlock = Annotated[
 ]
 
 
-class Turn(_Part):
+class Turn(Part):
     """One of ``messages``."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[AnyBlock]
 
 
-class ToolSpec(_Part):
+class ToolSpec(Part):
     """One of ``tools``; only the client's own are served."""
 
     type: Literal["custom"] | None = None
@@ -74,7 +70,7 @@ class ToolSpec(_Part):
     strict: bool | None = None
 
 
-class ToolChoiceSpec(_Part):
+class ToolChoiceSpec(Part):
     """``tool_choice``."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -82,14 +78,14 @@ class ToolChoiceSpec(_Part):
     disable_parallel_tool_use: bool | None = None
 
 
-class SchemaFormat(_Part):
+class SchemaFormat(Part):
     """``output_config.format``: JSON of this schema."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(_Part):
+class OutputConfig(Part):
     """``output_config``."""
 
     format: SchemaFormat | None = None

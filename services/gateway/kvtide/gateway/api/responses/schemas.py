@@ -2,12 +2,13 @@
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from kvtide.gateway.api.schemas import (
     Body,
     Count,
     JsonObjectFormat,
+    Part,
     Temperature,
     TextFormat,
     ToolName,
@@ -17,25 +18,21 @@ from kvtide.gateway.api.schemas import (
 )
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-
-
-class TextPart(_Part):
+class TextPart(Part):
     """Text that the client or the model wrote."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
 
 
-class ReasoningPart(_Part):
+class ReasoningPart(Part):
     """A part of what the model thought before."""
 
     type: Literal["reasoning_text"]
     text: str
 
 
-class MessageItem(_Part):
+class MessageItem(Part):
     """A message."""
 
     type: Literal["message"] = "message"
@@ -43,7 +40,7 @@ class MessageItem(_Part):
     content: str | list[TextPart]
 
 
-class CallItem(_Part):
+class CallItem(Part):
     """A call that the model made before."""
 
     type: Literal["function_call"]
@@ -52,7 +49,7 @@ class CallItem(_Part):
     arguments: str
 
 
-class OutputItem(_Part):
+class OutputItem(Part):
     """What a call came back with."""
 
     type: Literal["function_call_output"]
@@ -60,7 +57,7 @@ class OutputItem(_Part):
     output: str | list[TextPart]
 
 
-class ReasoningItem(_Part):
+class ReasoningItem(Part):
     """What the model thought before."""
 
     type: Literal["reasoning"]
@@ -83,7 +80,7 @@ AnyItem = Annotated[
 ]
 
 
-class FunctionSpec(_Part):
+class FunctionSpec(Part):
     """One of ``tools``; only the client's own functions are served."""
 
     type: Literal["function"]
@@ -93,14 +90,14 @@ class FunctionSpec(_Part):
     strict: bool | None = None
 
 
-class NamedChoice(_Part):
+class NamedChoice(Part):
     """``tool_choice``: this one."""
 
     type: Literal["function"]
     name: ToolName
 
 
-class SchemaFormat(_Part):
+class SchemaFormat(Part):
     """``text.format``: JSON of this schema."""
 
     type: Literal["json_schema"]
@@ -109,7 +106,7 @@ class SchemaFormat(_Part):
     strict: bool | None = None
 
 
-class TextConfig(_Part):
+class TextConfig(Part):
     """``text``."""
 
     format: (
