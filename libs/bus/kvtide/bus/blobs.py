@@ -81,7 +81,7 @@ class BlobShelf:
         )
 
     def answered(self, ref: BlobRef) -> None:
-        """A request's reply is here, so its body has been fetched."""
+        """A request is over, with a reply or without: its body is of no more use."""
         found = self._shelved.get(ref.blake3)
         if found is None:
             return

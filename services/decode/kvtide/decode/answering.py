@@ -246,12 +246,11 @@ class Answering:
     def page(self, pull: TokenPull) -> TokenPage:
         """All from an index on, and how the request stands."""
         state = _STATES.get(self.phase, PullState.FINISHED)
-        page = self.answer.page(pull, state, self.failed, None)
-        if self.phase not in (Phase.RUNNING, Phase.ENDED):
-            return page
-        return msgspec.structs.replace(
-            page, reused_tokens=self.cached, prompt_tokens=self._longer()
+        began = self.phase in (Phase.RUNNING, Phase.ENDED)
+        page = self.answer.page(
+            pull, state, self.failed, self.cached if began else None
         )
+        return msgspec.structs.replace(page, prompt_tokens=self._longer())
 
     def _longer(self) -> int | None:
         """The prompt's length, if it is not what the gateway sent."""
