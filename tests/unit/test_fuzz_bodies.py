@@ -7,9 +7,9 @@ from pydantic import BaseModel
 from tests.unit.fuzzing import ROUNDS, Target, fuzz
 from tests.unit.picture_files import JPEG, WEBPS
 
+from kvtide.engine.picture_heads import BadPictureError, size_of
 from kvtide.gateway.api.anthropic.schemas import MessagesBody
 from kvtide.gateway.api.body import parse
-from kvtide.gateway.api.picture_heads import BadPictureError, size_of
 from kvtide.gateway.api.problems import ApiError
 from kvtide.gateway.api.responses.schemas import ResponsesBody
 from kvtide.gateway.api.schemas import (

@@ -9,8 +9,8 @@ from tests.unit.gateway_story import D1, D2, P1, PROMPT, SPACE, R, Story, make_s
 from tests.unit.picture_files import JPEG, WEBPS, claiming, data_url, png
 
 from kvtide.bus.messages import DecodeWork, FinishReason, PictureWork, Tokens
+from kvtide.engine.picture_heads import BadPictureError, size_of
 from kvtide.gateway.api.messages import template_messages
-from kvtide.gateway.api.picture_heads import BadPictureError, size_of
 from kvtide.gateway.api.pictures import PictureLimits, PictureTray, check_sent
 from kvtide.gateway.api.problems import ApiError
 from kvtide.gateway.api.schemas import Message
@@ -89,7 +89,7 @@ def refused(tray: PictureTray, url: str) -> ApiError:
 
 
 def test_pictures_are_taken_in_order() -> None:
-    tray = PictureTray(LIMITS)
+    tray = PictureTray(lambda: LIMITS)
     for data in (RED, BLUE):
         tray.add(data_url(data, "image/PNG"), "x")
     assert tray.pictures == (RED, BLUE)
@@ -110,7 +110,7 @@ def test_pictures_are_taken_in_order() -> None:
     ],
 )
 def test_what_is_no_picture_itself_is_refused_with_what_to_send(url: str) -> None:
-    error = refused(PictureTray(LIMITS), url)
+    error = refused(PictureTray(lambda: LIMITS), url)
     assert error.status == 400
     assert "send the picture itself as a data URL" in str(error)
 
@@ -118,10 +118,10 @@ def test_what_is_no_picture_itself_is_refused_with_what_to_send(url: str) -> Non
 def test_sizes_are_looked_at_before_anything_is_decoded() -> None:
     # were it decoded, it would be found to be no base64
     packed = "data:image/png;base64," + "*" * 4000
-    error = refused(PictureTray(LIMITS), packed)
+    error = refused(PictureTray(lambda: LIMITS), packed)
     assert error.status == 413
     assert "2000 bytes" in str(error)
-    tray = PictureTray(PictureLimits(9, 2000, len(RED) + 10, 100))
+    tray = PictureTray(lambda: PictureLimits(9, 2000, len(RED) + 10, 100))
     tray.add(data_url(RED), "x")
     assert f"{len(RED) + 10} bytes" in str(refused(tray, data_url(RED)))
     with pytest.raises(ApiError, match="times 3 answers"):
@@ -136,11 +136,11 @@ def test_other_faults_are_told_apart() -> None:
         (data_url(RED[:-5]), "cut short"),
         (data_url(claiming(1 << 16, 1 << 16)), "65536 x 65536 pixels"),
     ):
-        error = refused(PictureTray(LIMITS), data)
+        error = refused(PictureTray(lambda: LIMITS), data)
         assert error.status == 400
         assert said in str(error)
     blind = PictureLimits(2, 2000, 3000, 100, refusal="none here")
-    assert "none here" in str(refused(PictureTray(blind), data_url(RED)))
+    assert "none here" in str(refused(PictureTray(lambda: blind), data_url(RED)))
 
 
 def message(role: str, *content: object) -> Message:
@@ -148,7 +148,7 @@ def message(role: str, *content: object) -> Message:
 
 
 def test_only_a_content_with_pictures_stays_in_parts() -> None:
-    tray = PictureTray(LIMITS)
+    tray = PictureTray(lambda: LIMITS)
     hello, bye = ({"type": "text", "text": text} for text in ("hello", "bye"))
     picture = {
         "type": "image_url",

@@ -20,14 +20,11 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from kvtide.connect.vllm_worker.sampling import ENGINE
 from kvtide.engine.errors import UnsupportedOption
+from kvtide.engine.picture_heads import has_too_many_scans
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP")
 AT_ONCE: Final = 2
 """Prompts whose pictures are open at a time: what they may take is bounded by it."""
-
-_SCAN: Final = b"\xff\xda"
-MOST_SCANS: Final = 32
-"""Of a JPEG: each may go over all pixels, and what is being opened can't be stopped."""
 
 log = structlog.get_logger("kvtide.connect")
 
@@ -61,7 +58,7 @@ def opened(data: bytes, most_pixels: int) -> Any:
 
 
 def _check_scans(format_name: str | None, data: bytes) -> None:
-    if format_name == "JPEG" and data.count(_SCAN) > MOST_SCANS:
+    if format_name == "JPEG" and has_too_many_scans(data):
         raise _refused("it has too many scans")
 
 

@@ -35,7 +35,7 @@ def completion_routes(door: Door) -> APIRouter:
         return await answer_chat(
             door,
             wanted,
-            chat_of(body, wanted.tools, door.picture_limits()),
+            chat_of(body, wanted.tools, door.picture_limits),
             asker,
             ChatDialect,
             _frame(door, body, wanted, asker, "chatcmpl-"),

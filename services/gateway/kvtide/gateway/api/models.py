@@ -10,6 +10,7 @@ from starlette.responses import Response
 from kvtide.gateway.api.body import read
 from kvtide.gateway.api.door import Door
 from kvtide.gateway.api.openai_wanted import chat_of, tools_of
+from kvtide.gateway.api.pictures import PictureLimits
 from kvtide.gateway.api.problems import bad_param
 from kvtide.gateway.api.replies import (
     DetokenizeReply,
@@ -83,7 +84,10 @@ async def _encode(door: Door, body: TokenizeBody) -> list[int]:
         raise bad_param("prompt", "give either prompt or messages")
     if body.messages is not None:
         use = ToolUse(tools_of(body.tools))
-        limits = replace(door.picture_limits(), refusal=_TEXT_ALONE)
+
+        def limits() -> PictureLimits:
+            return replace(door.picture_limits(), refusal=_TEXT_ALONE)
+
         return await door.served.encode_chat(chat_of(body, use, limits))
     return await door.served.encode_prompt(
         body.prompt or "", add_special_tokens=body.add_special_tokens is not False

@@ -1,5 +1,7 @@
 """What the bodies of OpenAI's two completion routes want."""
 
+from collections.abc import Callable
+
 from kvtide.gateway.api.messages import template_messages, template_variables
 from kvtide.gateway.api.pictures import PictureLimits, PictureTray
 from kvtide.gateway.api.problems import bad_param
@@ -38,7 +40,9 @@ def wanted_of(body: GenerationBody) -> Wanted:
     )
 
 
-def chat_of(body: ChatBody | TokenizeBody, use: ToolUse, limits: PictureLimits) -> Chat:
+def chat_of(
+    body: ChatBody | TokenizeBody, use: ToolUse, limits: Callable[[], PictureLimits]
+) -> Chat:
     """The body's messages, and its tools as ``use`` shows them.
 
     Raises:

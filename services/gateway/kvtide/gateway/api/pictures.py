@@ -1,11 +1,11 @@
 """Pictures in a chat: taken out of data URLs, within bounds. Nothing is ever fetched."""
 
 import binascii
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvtide.gateway.api.picture_heads import BadPictureError, size_of
+from kvtide.engine.picture_heads import BadPictureError, size_of
 from kvtide.gateway.api.problems import ApiError, bad_param
 
 KINDS: Final = ("image/png", "image/jpeg", "image/jpg", "image/webp")
@@ -31,8 +31,8 @@ class PictureLimits:
 class PictureTray:
     """Collects the pictures of one chat, in order."""
 
-    def __init__(self, limits: PictureLimits) -> None:
-        """Empty."""
+    def __init__(self, limits: Callable[[], PictureLimits]) -> None:
+        """Empty; ``limits`` are asked for only when there is a picture."""
         self._limits = limits
         self._pictures: list[bytes] = []
         self._bytes = 0
@@ -48,7 +48,7 @@ class PictureTray:
         Raises:
             ApiError: 400 or 413; it names ``param`` and says what to do.
         """
-        limits = self._limits
+        limits = self._limits()
         if limits.refusal:
             raise bad_param(param, f"{param}: {limits.refusal}")
         packed = _packed(url, param)

@@ -1,8 +1,9 @@
 """What the head of a picture file says, without opening the picture. Pure.
 
-The worker opens it, with a library that is made for that. Here only the format, the size
-in pixels and whether the file is whole are read, so that a client hears of a bad one
-before anything is sent, and nobody opens one that would not fit into memory.
+A worker's engine opens it, with a library that is made for that. Here only the format, the
+size in pixels and whether the file is whole are read, so that a client hears of a bad one
+from the gateway, before anything is sent, and nobody opens one that would not fit into
+memory or would take for ever.
 """
 
 import struct
@@ -51,6 +52,11 @@ def size_of(data: bytes) -> Size:
     return size
 
 
+def has_too_many_scans(data: bytes) -> bool:
+    """Whether a JPEG file would be gone over too often: opening it can't be stopped."""
+    return data.count(_SCAN) > _MOST_SCANS
+
+
 def _png(data: bytes) -> Size:
     """Its chunks must go on up to the one that ends it."""
     at = len(_PNG)
@@ -71,7 +77,7 @@ def _png(data: bytes) -> Size:
 
 def _jpeg(data: bytes) -> Size:
     """The first frame's size; what comes after it must have an end."""
-    if data.count(_SCAN) > _MOST_SCANS:
+    if has_too_many_scans(data):
         raise BadPictureError("the JPEG file has too many scans")
     at = 2
     for _ in range(_STEPS):
