@@ -52,7 +52,8 @@ function fold(news) {
 async function follow() {
   const stop = new AbortController();
   let last = Date.now();
-  const watchdog = setInterval(() => { if (Date.now() - last > SILENT_MS) stop.abort(); }, 1000);
+  const silent = new Error(`nothing heard for ${SILENT_MS / 1000} s; trying again`);
+  const watchdog = setInterval(() => { if (Date.now() - last > SILENT_MS) stop.abort(silent); }, 1000);
   try {
     const reply = await fetch("/admin/ui/news", { headers: headers(), signal: stop.signal });
     if (reply.status === 401 || reply.status === 403) { await needKey(); return; }
