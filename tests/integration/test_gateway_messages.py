@@ -212,6 +212,10 @@ BAD_BODIES: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+        "messages[0].content[0].source",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "document"}]}]},
         "messages[0].content[0]",
     ),
     (

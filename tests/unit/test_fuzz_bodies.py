@@ -31,8 +31,16 @@ BODIES: dict[type[BaseModel], tuple[bytes, ...]] = {
     DetokenizeBody: (b'{"model": "m", "tokens": [1, 2]}',),
     MessagesBody: (
         b'{"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": "a"}]}',
+        b"""{"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": [
+ {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "eA=="}},
+ {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "a"}]}]}]}""",
     ),
-    ResponsesBody: (b'{"model": "m", "input": "a"}',),
+    ResponsesBody: (
+        b'{"model": "m", "input": "a"}',
+        b"""{"model": "m", "input": [{"role": "user", "content": [{"type": "input_image",
+ "image_url": "data:image/png;base64,eA=="}]}, {"type": "function_call_output",
+ "call_id": "1", "output": [{"type": "input_text", "text": "a"}]}]}""",
+    ),
 }
 HOSTILE = [
     b"[" * 100_000,

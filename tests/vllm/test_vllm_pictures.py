@@ -120,6 +120,7 @@ def test_a_model_sees_pictures(
         for name in right:
             assert sees(cluster, name, right).cached < BLOCK_TOKENS
         reuses(cluster, "warm", right)
+        told_alike(cluster, PICTURES["warm"])
         refusals(cluster)
         reuses(cluster, "cold", right)
         wait_for(lambda: not runs(cluster, "vllm-0"), "nothing runs at vLLM", 60.0)
@@ -129,6 +130,36 @@ def test_a_model_sees_pictures(
         cluster.wait_ready(900.0)
         for name in ("warm", "cold"):
             reuses(cluster, name, right)
+
+
+def told_alike(cluster: Cluster, picture: bytes) -> None:
+    """Anthropic's messages and OpenAI's responses take the same picture as a chat."""
+    url = data_url(picture)
+    few: Mapping[str, object] = {"temperature": 0, "max_tokens": NEW_TOKENS}
+    text = {"type": "text", "text": QUESTION}
+    asked = [{"role": "user", "content": [part(url), text]}]
+    chat = post(cluster, {"messages": asked, **few}, "/v1/chat/completions")
+    source = {
+        "type": "base64",
+        "media_type": "image/png",
+        "data": base64.b64encode(picture).decode(),
+    }
+    asked = [{"role": "user", "content": [{"type": "image", "source": source}, text]}]
+    message = post(cluster, {"messages": asked, **few}, "/v1/messages")
+    content = [
+        {"type": "input_image", "image_url": url},
+        {"type": "input_text", "text": QUESTION},
+    ]
+    body = {
+        "input": [{"role": "user", "content": content}],
+        "temperature": 0,
+        "max_output_tokens": NEW_TOKENS,
+    }
+    response = post(cluster, body, "/v1/responses")
+    said = chat["choices"][0]["message"]["content"]
+    assert said
+    assert message["content"][0]["text"] == said
+    assert response["output"][0]["content"][0]["text"] == said
 
 
 def damaged(picture: bytes) -> bytes:

@@ -17,7 +17,7 @@ LOC_FIELDS = frozenset(
         *("tool_calls", "tool_call_id", "arguments", "input_schema", "input"),
         *("tool_use_id", "is_error", "call_id", "output", "format", "thinking"),
         *("budget_tokens", "disable_parallel_tool_use", "summary", "user_id"),
-        *("image_url", "url"),
+        *("image_url", "url", "source", "media_type", "data"),
     )
 )
 TAGGED_FIELDS = frozenset(("response_format",))

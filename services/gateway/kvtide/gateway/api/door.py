@@ -1,6 +1,6 @@
 """What every route needs, made once when the gateway starts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtide.gateway.access.opening import AccessDesk
 from kvtide.gateway.api.pictures import PictureLimits
@@ -9,6 +9,8 @@ from kvtide.gateway.metrics import GatewayMetrics
 from kvtide.gateway.served import ServedModel
 from kvtide.gateway.settings import GatewaySettings
 from kvtide.gateway.shell import Gateway
+
+_COUNTED = "how many tokens a picture takes is known to workers alone: count text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,10 @@ class Door:
             settings.max_picture_pixels,
             refusal="this model takes no pictures: send text alone" if blind else "",
         )
+
+    def text_alone(self) -> PictureLimits:
+        """The same where a prompt is only counted."""
+        return replace(self.picture_limits(), refusal=_COUNTED)
 
     def check_model(self, name: str) -> None:
         """Only the served model may be named, and what adapters there are for it.

@@ -99,8 +99,13 @@ def _parts(
             raise bad_param(place, f"{place}: only a user message may hold pictures")
         tray.add(part.url, place)
         made.append(picture_part())
-    texts = [part["text"] for part in made if "text" in part]
-    return "\n".join(texts) if len(texts) == len(made) else made
+    return joined(made)
+
+
+def joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """A content of ``text_part``s and ``picture_part``s: text alone is one string."""
+    texts = [part["text"] for part in parts if "text" in part]
+    return "\n".join(texts) if len(texts) == len(parts) else parts
 
 
 def template_variables(given: Variables | None) -> dict[str, object]:

@@ -1,7 +1,5 @@
 """``/v1/models``, ``/tokenize`` and ``/detokenize``."""
 
-from dataclasses import replace
-
 import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -10,7 +8,6 @@ from starlette.responses import Response
 from kvtide.gateway.api.body import read
 from kvtide.gateway.api.door import Door
 from kvtide.gateway.api.openai_wanted import chat_of, tools_of
-from kvtide.gateway.api.pictures import PictureLimits
 from kvtide.gateway.api.problems import bad_param
 from kvtide.gateway.api.replies import (
     DetokenizeReply,
@@ -21,8 +18,6 @@ from kvtide.gateway.api.replies import (
 from kvtide.gateway.api.schemas import DetokenizeBody, TokenizeBody
 from kvtide.gateway.api.tools import ToolUse
 from kvtide.kv import ModelFacts
-
-_TEXT_ALONE = "how many tokens a picture takes is known to workers alone: count text"
 
 
 def json_response(reply: msgspec.Struct, status: int = 200) -> Response:
@@ -84,11 +79,7 @@ async def _encode(door: Door, body: TokenizeBody) -> list[int]:
         raise bad_param("prompt", "give either prompt or messages")
     if body.messages is not None:
         use = ToolUse(tools_of(body.tools))
-
-        def limits() -> PictureLimits:
-            return replace(door.picture_limits(), refusal=_TEXT_ALONE)
-
-        return await door.served.encode_chat(chat_of(body, use, limits))
+        return await door.served.encode_chat(chat_of(body, use, door.text_alone))
     return await door.served.encode_prompt(
         body.prompt or "", add_special_tokens=body.add_special_tokens is not False
     )

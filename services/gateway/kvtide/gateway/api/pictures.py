@@ -11,7 +11,7 @@ from kvtide.gateway.api.problems import ApiError, bad_param
 KINDS: Final = ("image/png", "image/jpeg", "image/jpg", "image/webp")
 _BASE64: Final = ";base64,"
 _HEAD_CHARS: Final = 64
-_HOW: Final = (
+_AS_DATA_URL: Final = (
     "send the picture itself as a data URL, data:image/png;base64,… (PNG, JPEG or WebP); "
     "this server fetches nothing"
 )
@@ -43,7 +43,23 @@ class PictureTray:
         return tuple(self._pictures)
 
     def add(self, url: str, param: str) -> None:
-        """Take a picture out of its URL; sizes are looked at before it is decoded.
+        """Take a picture out of its URL.
+
+        Raises:
+            ApiError: see ``add_base64``; or the URL is none that holds its picture.
+        """
+        head, comma, _ = url[:_HEAD_CHARS].partition(_BASE64)
+        scheme, _, kind = head.partition(":")
+        is_data = bool(comma) and scheme.lower() == "data"
+        self.add_base64(kind if is_data else "", url[len(head) + len(comma) :], param)
+
+    def add_base64(
+        self, kind: str, packed: str, param: str, how: str = _AS_DATA_URL
+    ) -> None:
+        """Take a picture; its size is looked at before it is decoded.
+
+        ``kind``: its media type; empty, or one that is not taken: ``how`` says what to
+        send instead.
 
         Raises:
             ApiError: 400 or 413; it names ``param`` and says what to do.
@@ -51,7 +67,8 @@ class PictureTray:
         limits = self._limits()
         if limits.refusal:
             raise bad_param(param, f"{param}: {limits.refusal}")
-        packed = _packed(url, param)
+        if kind.lower() not in KINDS:
+            raise bad_param(param, f"{param}: {how}")
         if len(self._pictures) >= limits.most:
             raise bad_param(param, f"{param}: at most {limits.most} pictures are taken")
         size = _unpacked_bytes(packed)
@@ -63,14 +80,6 @@ class PictureTray:
         _check_pixels(picture, limits.pixels, param)
         self._bytes += size
         self._pictures.append(picture)
-
-
-def _packed(url: str, param: str) -> str:
-    head, comma, _ = url[:_HEAD_CHARS].partition(_BASE64)
-    scheme, _, kind = head.partition(":")
-    if not comma or scheme.lower() != "data" or kind.lower() not in KINDS:
-        raise bad_param(param, f"{param}: {_HOW}")
-    return url[len(head) + len(comma) :]
 
 
 def _unpacked_bytes(packed: str) -> int:

@@ -28,7 +28,7 @@ def message_routes(door: Door) -> APIRouter:
         return await answer_chat(
             door,
             wanted,
-            chat_of(body, wanted.tools),
+            chat_of(body, wanted.tools, door.picture_limits),
             asker,
             MessagesDialect,
             frame_of(door, asker, "msg_", wanted.model),
@@ -40,7 +40,8 @@ def message_routes(door: Door) -> APIRouter:
         """How many tokens the prompt of such a chat has."""
         body = await read(request, PromptBody, door.settings.max_body_bytes)
         door.check_model(body.model)
-        ids = await door.served.encode_chat(chat_of(body, use_of(body)))
+        chat = chat_of(body, use_of(body), door.text_alone)
+        ids = await door.served.encode_chat(chat)
         return json_response(CountReply(len(ids)))
 
     del messages, count_tokens

@@ -16,6 +16,27 @@ class TextBlock(Part):
     text: str
 
 
+class Base64Source(Part):
+    """A picture itself."""
+
+    type: Literal["base64"]
+    media_type: str
+    data: str
+
+
+class OtherSource(Part):
+    """A picture that is elsewhere: nothing is fetched, so it is refused."""
+
+    type: Literal["url", "file"]
+
+
+class ImageBlock(Part):
+    """A picture, for models that take some."""
+
+    type: Literal["image"]
+    source: Annotated[Base64Source | OtherSource, Field(discriminator="type")]
+
+
 class ThinkingBlock(Part):
     """What the model thought before."""
 
@@ -43,12 +64,21 @@ class ToolResultBlock(Part):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: (
+        str
+        | list[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]]
+        | None
+    ) = None
     is_error: bool | None = None
 
 
 AnyBlock = Annotated[
-    TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock,
+    TextBlock
+    | ImageBlock
+    | ThinkingBlock
+    | RedactedBlock
+    | ToolUseBlock
+    | ToolResultBlock,
     Field(discriminator="type"),
 ]
 

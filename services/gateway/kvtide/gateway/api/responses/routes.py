@@ -31,7 +31,7 @@ def response_routes(door: Door) -> APIRouter:
         return await answer_chat(
             door,
             wanted,
-            chat_of(body, wanted.tools),
+            chat_of(body, wanted.tools, door.picture_limits),
             asker,
             dialect,
             frame_of(

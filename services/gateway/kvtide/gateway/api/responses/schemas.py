@@ -25,6 +25,16 @@ class TextPart(Part):
     text: str
 
 
+class ImagePart(Part):
+    """A picture, for models that take some; only ``data:`` URLs are taken."""
+
+    type: Literal["input_image"]
+    image_url: str | None = None
+
+
+ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
 class ReasoningPart(Part):
     """A part of what the model thought before."""
 
@@ -37,7 +47,7 @@ class MessageItem(Part):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[TextPart]
+    content: str | list[ContentPart]
 
 
 class CallItem(Part):
@@ -54,7 +64,7 @@ class OutputItem(Part):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[TextPart]
+    output: str | list[ContentPart]
 
 
 class ReasoningItem(Part):

@@ -1,18 +1,22 @@
 """What a body of ``/v1/responses`` wants."""
 
-from collections.abc import Mapping, Sequence
-from typing import assert_never
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, assert_never
 
 from kvtide.gateway.api.messages import (
     assistant_message,
+    joined,
     read_arguments,
     template_call,
     tool_message,
 )
+from kvtide.gateway.api.pictures import PictureLimits, PictureTray
+from kvtide.gateway.api.problems import bad_param
 from kvtide.gateway.api.refusals import refuse_others
 from kvtide.gateway.api.responses.schemas import (
     AnyItem,
     CallItem,
+    ContentPart,
     MessageItem,
     NamedChoice,
     OutputItem,
@@ -25,7 +29,7 @@ from kvtide.gateway.api.schemas import JsonObjectFormat
 from kvtide.gateway.api.structured import ANY_OBJECT, of_schema
 from kvtide.gateway.api.tools import NO_TOOLS, Tool, ToolUse, chosen
 from kvtide.gateway.api.wanted import Ends, Held, Numbers, Wanted
-from kvtide.gateway.text.chat import Chat, ChatMessage
+from kvtide.gateway.text.chat import Chat, ChatMessage, picture_part, text_part
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -98,26 +102,39 @@ def _use(body: ResponsesBody) -> ToolUse:
             return chosen(ToolUse(tools, parallel=parallel))
 
 
-def chat_of(body: ResponsesBody, use: ToolUse) -> Chat:
-    """Instructions and input as a chat template takes them."""
+def chat_of(
+    body: ResponsesBody, use: ToolUse, limits: Callable[[], PictureLimits]
+) -> Chat:
+    """Instructions and input as a chat template takes them.
+
+    Raises:
+        ApiError: a picture that is not taken.
+    """
+    tray = PictureTray(limits)
     messages: list[ChatMessage] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
     if isinstance(body.input, str):
         messages.append({"role": "user", "content": body.input})
     else:
-        messages += _turns(body.input)
-    return Chat(messages, param="input", tools=[tool.in_template for tool in use.tools])
+        messages += _turns(body.input, tray)
+    return Chat(
+        messages,
+        param="input",
+        tools=[tool.in_template for tool in use.tools],
+        pictures=tray.pictures,
+    )
 
 
-def _turns(items: Sequence[AnyItem]) -> list[ChatMessage]:
+def _turns(items: Sequence[AnyItem], tray: PictureTray) -> list[ChatMessage]:
     """Items to messages: what the model did between two inputs is one turn of it."""
     made: list[ChatMessage] = []
     turn = _Turn()
-    for item in items:
+    for number, item in enumerate(items):
+        param = f"input[{number}]"
         match item:
             case MessageItem(role="assistant"):
-                turn.texts.append(_text(item.content))
+                turn.texts.append(_text(item.content, f"{param}.content"))
             case CallItem():
                 arguments = read_arguments(item.arguments)
                 call = template_call(item.name, arguments, item.call_id)
@@ -127,10 +144,12 @@ def _turns(items: Sequence[AnyItem]) -> list[ChatMessage]:
             case MessageItem():
                 made += turn.taken()
                 role = "system" if item.role == "developer" else item.role
-                made.append({"role": role, "content": _text(item.content)})
+                said = _said(item, f"{param}.content", tray)
+                made.append({"role": role, "content": said})
             case OutputItem():
                 made += turn.taken()
-                made.append(tool_message(item.call_id, _text(item.output)))
+                output = _text(item.output, f"{param}.output")
+                made.append(tool_message(item.call_id, output))
             case _:
                 assert_never(item)
     return [*made, *turn.taken()]
@@ -155,7 +174,26 @@ class _Turn:
         return [message]
 
 
-def _text(content: str | Sequence[TextPart]) -> str:
+def _said(
+    item: MessageItem, param: str, tray: PictureTray
+) -> str | list[dict[str, Any]]:
+    """A user's message may hold pictures beside its text."""
+    if item.role != "user" or isinstance(item.content, str):
+        return _text(item.content, param)
+    parts: list[dict[str, Any]] = []
+    for number, part in enumerate(item.content):
+        if isinstance(part, TextPart):
+            parts.append(text_part(part.text))
+        else:
+            tray.add(part.image_url or "", f"{param}[{number}].image_url")
+            parts.append(picture_part())
+    return joined(parts)
+
+
+def _text(content: str | Sequence[ContentPart], param: str) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(part.text for part in content)
+    texts = [part.text for part in content if isinstance(part, TextPart)]
+    if len(texts) != len(content):
+        raise bad_param(param, f"{param}: only a user message may hold pictures")
+    return "\n".join(texts)
