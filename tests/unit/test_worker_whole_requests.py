@@ -1,6 +1,7 @@
 """Both roles on an engine that runs whole requests: what it is asked, what is said."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -296,8 +297,8 @@ def test_what_the_engine_cannot_do_is_said_as_such() -> None:
     assert (told.code, told.reason) == ("unsupported", "no such grammar")
 
 
-def seeing() -> AnsweringMachine:
-    machine = AnsweringMachine(ME, LIMITS)
+def seeing(limits: DecodeLimits = LIMITS) -> AnsweringMachine:
+    machine = AnsweringMachine(ME, limits)
     loaded = decode.ModelLoaded("m", 100, 16, 2, (EOS,), 60, pictures=True)
     machine.handle(loaded, 0.0)
     return machine
@@ -322,6 +323,24 @@ def test_an_engine_that_sees_gets_the_pictures_and_nobody_keeps_them() -> None:
     assert one.ask(1.0).pictures == (b"a picture",)
     assert isinstance(one.work, PictureWork)
     assert one.work.pictures == ()
+
+
+def test_pictures_of_open_requests_are_bounded_until_they_end() -> None:
+    machine = seeing(replace(LIMITS, waiting=9, picture_bytes=20))
+
+    def arrive(name: str, work: DecodeWork) -> Message:
+        named = msgspec.structs.replace(work, request=RequestId(name))
+        return replied(machine.handle(decode.WorkArrived(named), 1.0))
+
+    assert isinstance(arrive("a", picture_work()), WorkAccepted)
+    assert isinstance(arrive("b", picture_work()), WorkAccepted)
+    refused = arrive("c", picture_work())
+    assert isinstance(refused, WorkRefused)
+    assert refused.code is RefuseCode.BUSY
+    assert "18 bytes" in refused.reason
+    assert isinstance(arrive("d", decode_work()), WorkAccepted)
+    machine.handle(AnswerFailed(RequestRef(RequestId("a"), 1), "broken"), 1.1)
+    assert isinstance(arrive("c", picture_work()), WorkAccepted)
 
 
 def test_an_engine_that_sees_nothing_refuses_pictures() -> None:

@@ -112,6 +112,7 @@ class Answering:
     ended_s: float = 0.0
     cached: int = 0
     prompt_tokens: int = 0
+    picture_bytes: int = 0
     max_tokens: int = 0
     failed: DecodeFailed | None = field(default=None)
 
@@ -132,6 +133,7 @@ class Answering:
             prefilling,
             now_s,
             prompt_tokens=work.prompt_tokens,
+            picture_bytes=sum(map(len, pictures_of(work))),
             max_tokens=model.max_tokens,
         )
 

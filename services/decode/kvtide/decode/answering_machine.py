@@ -118,7 +118,7 @@ class AnsweringMachine:
 
     def load(self) -> DecodeLoad:
         """What the conductor is told."""
-        live = [one for one in self._requests.values() if one.phase is not Phase.ENDED]
+        live = self._live()
         running = [one for one in live if one.phase is Phase.RUNNING]
         used = sum(one.tokens for one in running)
         return DecodeLoad(
@@ -215,6 +215,10 @@ class AnsweringMachine:
             return RefuseCode.TOO_LARGE, reason
         if len(self._requests) >= self._limits.batch + self._limits.waiting:
             return RefuseCode.BUSY, "the queue is full"
+        # the engine may hold them until the answer's end
+        held = sum(other.picture_bytes for other in self._live())
+        if one.picture_bytes and held + one.picture_bytes > self._limits.picture_bytes:
+            return RefuseCode.BUSY, f"pictures of open requests take {held} bytes"
         return one
 
     def _ack(self, ack: TokenAck) -> None:
@@ -286,6 +290,9 @@ class AnsweringMachine:
         words = one.words(count, self._me, first=True, now_s=self._now_s)
         self._out.append(events.ToGateway(one.work.gateway, words))
         self._end(one)
+
+    def _live(self) -> list[Answering]:
+        return [one for one in self._requests.values() if one.phase is not Phase.ENDED]
 
     def _waiting(self) -> list[Answering]:
         return [one for one in self._requests.values() if one.phase is Phase.WAITING]

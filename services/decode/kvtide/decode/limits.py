@@ -7,6 +7,8 @@ from dataclasses import dataclass
 class DecodeLimits:
     """``waiting`` and ``batch`` are requests; the rest says its unit.
 
+    ``picture_bytes`` bounds the pictures of all requests that have not ended.
+
     ``batch`` bounds those that have pages. Pages are bound for what a sequence has and
     ``growth_blocks`` more, later ones as its tokens come. A missing prefix is computed
     ``fill_tokens`` a step beside running sequences, ``fill_alone_tokens`` when nobody
@@ -16,6 +18,7 @@ class DecodeLimits:
 
     waiting: int = 256
     batch: int = 32
+    picture_bytes: int = 1 << 29
     growth_blocks: int = 2
     fill_tokens: int = 64
     fill_alone_tokens: int = 512

@@ -31,6 +31,11 @@ class DecodeSettings(WorkerSettings):
     max_waiting: int = Field(
         default=256, ge=1, le=65_536, description="requests that may wait for memory"
     )
+    max_open_picture_bytes: int = Field(
+        default=1 << 29,
+        ge=1 << 20,
+        description="bytes that the pictures of all open requests may take",
+    )
     fill_tokens: int = Field(
         default=64,
         ge=16,
@@ -55,6 +60,7 @@ class DecodeSettings(WorkerSettings):
         return DecodeLimits(
             waiting=self.max_waiting,
             batch=self.batch,
+            picture_bytes=self.max_open_picture_bytes,
             growth_blocks=self.growth_blocks,
             fill_tokens=self.fill_tokens,
             fill_alone_tokens=self.fill_alone_tokens,
