@@ -323,3 +323,11 @@ def weather(links: Sequence[Link], what: Weather) -> Generator[None]:
     finally:
         for link in links:
             link.set(CLEAR)
+
+
+def rewrite(links: Sequence[Link], how: Callable[[], Rewrite] | None) -> None:
+    """All that comes from now on; who is connected connects anew."""
+    for link in links:
+        link.rewrite = how
+        link.cut()
+        link.set(CLEAR)

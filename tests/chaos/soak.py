@@ -9,120 +9,31 @@ import argparse
 import functools
 import json
 import random
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.chaos.link import CLEAR, SILENT, Link, Weather
 from tests.chaos.load import Allowed, Ledger, judge, questions
 from tests.chaos.rounds import commit, oracle_of
 from tests.chaos.site import ROLES, ChaosSite
+from tests.chaos.soak_faults import PEACE_S, Faults
 from tests.chaos.watch import FIGURES, Sample, Watch, leaks, lives
-from tests.e2e.system import wait_for
+from tests.e2e.fault_rounds import Question
 
 from kvtide.sim.plots import Line, stacked
 
 RESULTS = Path(__file__).parents[2] / "ops" / "bench" / "results"
 EVERY_S = 5.0
-PEACE_S = (5.0, 20.0)
-FAULT_S = (2.0, 12.0)
-READY_LIMIT_S = 180.0
 QUESTIONS = 12
 THREADS = 3
 ALLOWED = Allowed(errors=("500", "502", "503"), broken=True)
 MOST_FAILED = 0.2
 """Of the requests that reached a gateway; while nobody of a role is left, they may."""
-
-
-@dataclass
-class Faults:
-    """Does random things to the site, one at a time, and undoes them."""
-
-    site: ChaosSite
-    chance: random.Random
-    done: Counter[str] = field(default_factory=Counter[str])
-
-    def one(self) -> None:
-        """A fault from its beginning to its end; every process is ready after it."""
-        kinds: Sequence[Callable[[], str]] = (
-            self._kill,
-            self._kill,
-            self._stop,
-            self._end,
-            self._cut_off,
-            self._transfers,
-            self._corrupt,
-            self._nats,
-            self._database,
-        )
-        self.done[self.chance.choice(kinds)()] += 1
-        wait_for(self.site.ready, READY_LIMIT_S, "every process is ready again")
-
-    def rest(self, span_s: tuple[float, float]) -> None:
-        time.sleep(self.chance.uniform(*span_s))
-
-    def _name(self) -> str:
-        return f"{self.chance.choice(ROLES)}-{self.chance.randrange(2)}"
-
-    def _kill(self) -> str:
-        name = self._name()
-        self.site.kill(name)
-        self.rest((0.5, 5.0))
-        self.site.restart(name)
-        return f"kill -9 of a {name[:-2]}"
-
-    def _stop(self) -> str:
-        name = self._name()
-        self.site.stop(name)
-        self.rest(FAULT_S)
-        self.site.go_on(name)
-        return f"stop of a {name[:-2]}"
-
-    def _end(self) -> str:
-        name = self._name()
-        self.site.cluster[name].send(signal.SIGTERM)
-        self.site.cluster[name].wait(60)
-        self.site.restart(name)
-        return f"orderly restart of a {name[:-2]}"
-
-    def _under(self, links: Sequence[Link], weather: Weather) -> None:
-        for link in links:
-            link.set(weather)
-        self.rest(FAULT_S)
-        for link in links:
-            link.set(CLEAR)
-
-    def _cut_off(self) -> str:
-        host = self.chance.randrange(2)
-        ends = [n for n in self.site.cluster.to_nats if n.endswith(f"-{host}")]
-        self._under([self.site.cluster.to_nats[name] for name in ends], SILENT)
-        return "a host cut off from NATS"
-
-    def _transfers(self) -> str:
-        self._under(list(self.site.cluster.to_transfer.values()), SILENT)
-        return "transfers between hosts silent"
-
-    def _corrupt(self) -> str:
-        weather = Weather(corrupt=0.2)
-        self._under(list(self.site.cluster.to_transfer.values()), weather)
-        return "bits flipped in transfers"
-
-    def _nats(self) -> str:
-        self.site.cluster.nats.kill()
-        self.rest((0.5, 5.0))
-        self.site.cluster.nats.start()
-        return "kill -9 of nats-server"
-
-    def _database(self) -> str:
-        self._under([self.site.to_postgres], SILENT)
-        return "PostgreSQL silent"
 
 
 @dataclass
@@ -146,6 +57,7 @@ def soak(seconds: float, seed: int, folder: Path) -> Soak:
     with ChaosSite(folder / "site") as site:
         faults = Faults(site, random.Random(seed))  # noqa: S311 - to do it again
         asked = questions(site, QUESTIONS)
+        asked += [salted(one) for one in asked[::2]]
         end_s = time.monotonic() + seconds
         with Watch(site, EVERY_S) as watch:
             load = Ledger(site, asked, THREADS, patient=True)
@@ -165,6 +77,11 @@ def soak(seconds: float, seed: int, folder: Path) -> Soak:
         found.samples = watch.samples
         found.wrong += judged(site, load, watch.samples)
     return found
+
+
+def salted(question: Question) -> Question:
+    """The same for somebody who shares no block with the others."""
+    return replace(question, sampling={**question.sampling, "cache_salt": "other"})
 
 
 def judged(site: ChaosSite, load: Ledger, samples: Sequence[Sample]) -> list[str]:

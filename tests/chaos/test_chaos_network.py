@@ -2,10 +2,10 @@
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
-from tests.chaos.link import CLEAR, SILENT, Link, Rewrite, Weather, weather
+from tests.chaos.link import CLEAR, SILENT, Link, Weather, rewrite, weather
 from tests.chaos.load import Allowed
 from tests.chaos.rounds import disturbed
 from tests.chaos.shuffle import Lossy, Shuffled
@@ -146,14 +146,6 @@ def test_a_slow_host(site: ChaosSite, asked: Sequence[Question]) -> None:
             time.sleep(max(0.0, began_s + 20 - time.monotonic()))
         assert site.epochs() == lives, "taken for dead"
         it.saw("nobody was taken for dead")
-
-
-def rewrite(links: Sequence[Link], how: Callable[[], Rewrite] | None) -> None:
-    """All that comes from now on; who is connected connects anew."""
-    for link in links:
-        link.rewrite = how
-        link.cut()
-        link.set(CLEAR)
 
 
 def test_messages_come_twice_and_in_another_order(

@@ -1,13 +1,10 @@
 """Memory, disks and the database fail or are spoilt, under load."""
 
-import contextlib
 import functools
 import random
 import shutil
 import time
 from collections.abc import Sequence
-from mmap import mmap
-from pathlib import Path
 
 import pytest
 from tests.chaos.link import CLEAR, SILENT, Weather
@@ -15,11 +12,10 @@ from tests.chaos.load import Ledger
 from tests.chaos.records import rows
 from tests.chaos.rounds import disturbed
 from tests.chaos.site import ChaosSite
+from tests.chaos.spoil import fill, flip
 from tests.e2e.fault_rounds import Question
 from tests.e2e.oracle.prompts import text_tokens
 from tests.e2e.system import wait_for
-
-from kvtide.kv.header import MAGIC
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
@@ -27,26 +23,6 @@ GONE_S = 15.0
 FLIPS_S = 20.0
 FLIPS_EACH = 4
 AT_ONCE = 4
-KIB = 1 << 10
-
-
-def flip(file: Path, chance: random.Random, flips: int) -> int:
-    """Flip a bit in each of so many blocks of the file, anywhere in them."""
-    content = file.read_bytes()
-    starts: list[int] = []
-    at = content.find(MAGIC)
-    while at >= 0:
-        starts.append(at)
-        at = content.find(MAGIC, at + 1)
-    chosen = chance.sample(starts, min(flips, len(starts)))
-    with file.open("r+b") as opened, mmap(opened.fileno(), 0) as memory:
-        for start in chosen:
-            length = int.from_bytes(content[start + 88 : start + 96], "little")
-            # a header or, mostly, what it heads
-            place = start + chance.choice((chance.randrange(128), length // 2))
-            if place < len(memory):
-                memory[place] ^= 1 << chance.randrange(8)
-    return len(chosen)
 
 
 def test_bits_flip_in_memory(site: ChaosSite, asked: Sequence[Question]) -> None:
@@ -81,13 +57,6 @@ def test_slots_are_used_again(site: ChaosSite, asked: Sequence[Question]) -> Non
         it.did(left_memory(site) - before)
         it.saw(f"{it.times} blocks left memory")
         assert it.times > 0
-
-
-def fill(path: Path) -> None:
-    """Until there is no room, or no more of it."""
-    with path.open("ab", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(bytes(64 * KIB)):
-            pass
 
 
 def test_memory_is_full(site: ChaosSite, asked: Sequence[Question]) -> None:

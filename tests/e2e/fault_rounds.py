@@ -45,7 +45,7 @@ class Question:
 
     @property
     def is_greedy(self) -> bool:
-        return not self.sampling
+        return "seed" not in self.sampling
 
 
 def questions(system: System, count: int) -> list[Question]:
