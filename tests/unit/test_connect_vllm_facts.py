@@ -47,6 +47,8 @@ def config(model: Path | None = None, **changes: object) -> Any:
         "cache_config": {
             "prefix_caching_hash_algo": "sha256",
             "kv_cache_layout": "LBHNC",
+            "cache_dtype": "auto",
+            "kv_cache_dtype_skip_layers": [],
         },
         "parallel_config": {"tensor_parallel_size": 2, "pipeline_parallel_size": 1},
         "model_config": {
@@ -103,12 +105,19 @@ def test_spaces_differ_by_rank_group_numbers_and_model(tmp_path: Path) -> None:
     first = spaces()
     assert spaces() == first
     others = [spaces(1), spaces(dtype="bfloat16"), spaces(quantization="fp8")]
+    # to the spec both are bytes
+    others += [spaces(cache_dtype=kind) for kind in ("fp8_e4m3", "fp8_e5m2")]
+    others.append(spaces(kv_cache_dtype_skip_layers=["1"]))
     weights.write_bytes(b"two!")
     others.append(spaces())
     caches = SimpleNamespace(kv_cache_groups=[group(FULL, 3), group(WINDOW, 3)])
     others.append(spaces())
+    # a field of the spec that nothing here knows
+    marked = [SimpleNamespace(**vars(each), quant_mode=2) for each in (FULL, WINDOW)]
+    caches = SimpleNamespace(kv_cache_groups=[group(each, 3) for each in marked])
+    others.append(spaces())
     every = [space for found in (first, *others) for space in found]
-    assert len(set(every)) == 12
+    assert len(set(every)) == 2 * (1 + len(others))
     with pytest.raises(ConfigError, match="model_digest"):
         engine_spaces(config(tmp_path / "none"), caches, settings, "0.32.0", 0, 0)
 

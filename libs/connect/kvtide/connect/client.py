@@ -103,6 +103,20 @@ class EngineClient:
         session = self._membership.session
         return session is not None and session.takes_blocks
 
+    @property
+    def load_limit_s(self) -> float:
+        """What a load may take, its wait included."""
+        return self._settings.load_timeout_s
+
+    @property
+    def save_limit_s(self) -> float:
+        """What a save may take."""
+        return self._settings.save_timeout_s
+
+    def now_s(self) -> float:
+        """The time by which limits are measured."""
+        return self._clock.monotonic()
+
     def counts(self) -> ClientCounts:
         """What was done since the start."""
         return self._counter.now()
@@ -158,7 +172,7 @@ class EngineClient:
         comes after the limit. What ``deliver`` raises is raised here.
         """
         started_s = self._clock.monotonic()
-        end_s = started_s + (limit_s or self._settings.load_timeout_s)
+        end_s = started_s + (self.load_limit_s if limit_s is None else limit_s)
         had = [False] * len(keys)
         batch = max(1, self._staging.nbytes // space.shape.nbytes)
         for start in range(0, len(keys), batch):
@@ -239,7 +253,7 @@ class EngineClient:
         What ``supply`` raises is raised here.
         """
         started_s = self._clock.monotonic()
-        end_s = started_s + (limit_s or self._settings.save_timeout_s)
+        end_s = started_s + (self.save_limit_s if limit_s is None else limit_s)
         missing = [i for i, key in enumerate(keys) if not self._index.has(key)]
         present = len(keys) - len(missing)
         written = 0

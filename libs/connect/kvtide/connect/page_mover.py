@@ -59,14 +59,18 @@ class PageMover:
     # ---- loading
 
     def load(self, task: Task) -> None:
-        """Begin to load a request's blocks; ``finished`` will name the request."""
+        """Begin to load a request's blocks; ``finished`` will name the request.
+
+        The limit of a load is that of all its moves together, behind others or not.
+        """
+        end_s = self._client.now_s() + self._client.load_limit_s
         with self._lock:
             self._open += 1
             crowded = self._open > MAX_LOADS
         if crowded:
             self._ended(task, _blocks(task.moves))
         else:
-            self._thread.submit(self._load, task)
+            self._thread.submit(self._load, task, end_s)
 
     @property
     def loading(self) -> bool:
@@ -90,17 +94,20 @@ class PageMover:
             done, self._finished = self._finished, Finished()
             return done
 
-    def _load(self, task: Task) -> None:
+    def _load(self, task: Task, end_s: float) -> None:
         bad = _blocks(task.moves)
         try:
             for move in task.moves:
-                bad -= self._load_move(move, task.claim)
+                bad -= self._load_move(move, task.claim, end_s)
         except Exception:
             # the engine computes what it has not got
             log.exception("load_failed", request=task.request)
         self._ended(task, bad)
 
-    def _load_move(self, move: Move, claim: Claim) -> set[int]:
+    def _load_move(self, move: Move, claim: Claim, end_s: float) -> set[int]:
+        left_s = end_s - self._client.now_s()
+        if left_s <= 0:
+            return set()
         with self._lock:
             space = self._book.space(move.group, claim)
         pages = self._pages[move.group]
@@ -108,7 +115,7 @@ class PageMover:
         def deliver(i: int, pieces: Pieces) -> None:
             pages.put(move.blocks[i], pieces)
 
-        had = self._client.load(space, space.keys(move.names), deliver)
+        had = self._client.load(space, space.keys(move.names), deliver, limit_s=left_s)
         return {block for block, ok in zip(move.blocks, had, strict=True) if ok}
 
     def _ended(self, task: Task, bad: set[int]) -> None:
@@ -123,7 +130,11 @@ class PageMover:
     # ---- saving
 
     def save(self, tasks: Sequence[Task]) -> None:
-        """Hand these blocks to the pool; nothing of them is read any more after it."""
+        """Hand these blocks to the pool; nothing of them is read any more after it.
+
+        Within one limit for all of them: what is left over then is not pooled.
+        """
+        end_s = self._client.now_s() + self._client.save_limit_s
         together: dict[tuple[int, Claim, bool], dict[bytes, int]] = {}
         for task in tasks:
             for move in task.moves:
@@ -131,20 +142,31 @@ class PageMover:
                 wanted = together.setdefault(sort, {})
                 wanted.update(zip(move.names, move.blocks, strict=True))
         for (group, claim, kept), wanted in together.items():
+            left_s = end_s - self._client.now_s()
+            if left_s <= 0:
+                break
             try:
-                self._save(group, claim, wanted, kept=kept)
+                self._save(group, claim, wanted, left_s, kept=kept)
             except Exception:
                 # a block that is not pooled is computed again some day
                 log.exception("save_failed", blocks=len(wanted))
 
     def _save(
-        self, group: int, claim: Claim, wanted: dict[bytes, int], *, kept: bool
+        self,
+        group: int,
+        claim: Claim,
+        wanted: dict[bytes, int],
+        limit_s: float,
+        *,
+        kept: bool,
     ) -> None:
         with self._lock:
             space = self._book.space(group, claim)
         blocks, pages = tuple(wanted.values()), self._pages[group]
         keys = space.keys(tuple(wanted))
-        self._client.save(space, keys, lambda i: pages.pieces(blocks[i]))
+        self._client.save(
+            space, keys, lambda i: pages.pieces(blocks[i]), limit_s=limit_s
+        )
         if kept:
             self._client.keep(keys)
 

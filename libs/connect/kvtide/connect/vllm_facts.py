@@ -10,6 +10,7 @@ import json
 import platform
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -251,16 +252,26 @@ def _numerics(config: Any, cache_config: Any, group: Any) -> str:
         **_computing(config),
         "dtype": model.dtype,
         "spec": type(spec).__name__,
-        "tokens": spec.block_size,
-        "heads": getattr(spec, "num_kv_heads", 0),
-        "head": getattr(spec, "head_size", 0),
-        "cache dtype": getattr(spec, "dtype", ""),
-        "window": getattr(spec, "sliding_window", None),
+        # all of it: formats of one size differ in more and more of its fields
+        **_fields(spec),
+        # every fp8 is bytes to the spec
+        "cache dtype": config.cache_config.cache_dtype,
+        "skipped": _told(config.cache_config, "kv_cache_dtype_skip_layers"),
+        "backend": _told(config, "attention_config"),
         "layout": config.cache_config.kv_cache_layout,
         "layers": list(group.layer_names),
         "groups": len(cache_config.kv_cache_groups),
     }
     return json.dumps(facts, sort_keys=True, default=str)
+
+
+def _fields(spec: Any) -> dict[str, str]:
+    names = (each.name for each in fields(spec)) if is_dataclass(spec) else vars(spec)
+    return {f"spec.{name}": str(getattr(spec, name)) for name in names}
+
+
+def _told(config: Any, name: str) -> str:
+    return str(getattr(config, name, ""))
 
 
 def _computing(config: Any) -> dict[str, Any]:
