@@ -16,13 +16,14 @@ import kvtide.sim.pool
 from kvtide.bus.following import Apply, BlockFollowing, FollowCommand
 from kvtide.bus.messages import BlocksChanged, FinishReason, TokenPage, Tokens
 from kvtide.bus.ownership import Ownership
+from kvtide.conductor.reducers.bookings import Booking, Bookings
 from kvtide.conductor.reducers.prefix_index import PrefixIndex
 from kvtide.decode.arrival import Arrival
 from kvtide.decode.pages import PageLedger
 from kvtide.gateway.life import Life, answer
 from kvtide.gateway.life.letters import Letters
 from kvtide.gateway.life.token_flow import Taken, TokenFlow
-from kvtide.kv import BlockHeader, RequestRef
+from kvtide.kv import BlockHeader, RequestId, RequestRef
 from kvtide.pool.ledger import Ledger
 from kvtide.store.inventory import Inventory
 from kvtide.store.machine import StoreMachine
@@ -120,6 +121,13 @@ def _believe_misses(self: Arrival, read: Iterable[int], missed: Iterable[int]) -
     _copies_read(self, (*read, *missed), ())
 
 
+# ---- the conductor
+
+
+def _never_ends(self: Bookings, request: RequestId, now_s: float) -> Booking | None:
+    return self.get(request)
+
+
 # ---- the pool
 
 
@@ -166,6 +174,14 @@ BUGS: dict[str, Bug] = {
         kvtide.sim.pool, "checked_header", _any_header
     ),
     "a checksum is not checked": _replaced(kvtide.sim.pool, "check_parts", _nothing),
+    "a booking never ends": _both(
+        _replaced(Bookings, "end", _never_ends),
+        _replaced(Bookings, "gateway_idle", _no_list),
+    ),
+    "bookings outlive their gateway": _both(
+        _replaced(Bookings, "gateway_gone", _no_list),
+        _replaced(Bookings, "gateway_idle", _no_list),
+    ),
     "a lease never ends": _replaced(StoreMachine, "_end", _nothing),
     "a lease is not closed": _replaced(Ledger, "close", _never),
     "the dead keep their leases": _replaced(StoreMachine, "_end_life", _nothing),

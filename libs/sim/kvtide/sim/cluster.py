@@ -32,8 +32,8 @@ GONE_S = 0.05
 """How long it takes until peers see that a process's connections have ended."""
 
 GATEWAY_LIMITS = LifeLimits(deadline_s=30.0)
-CONDUCTOR_LIMITS = ConductorLimits(booking_s=40.0)
-"""Bookings whose end was lost are held for longer than any request may take."""
+CONDUCTOR_LIMITS = ConductorLimits()
+"""As in production: what is not let go of before its bound is a leak to the checker."""
 
 
 @dataclass(frozen=True, slots=True)
