@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -29,12 +29,11 @@ def oracle_of(model: Path) -> Oracle:
 
 
 @dataclass
-class Round:
+class Deed:
     """What is being done, and what was seen; filled in as it goes."""
 
     row: str
     done: str
-    load: Ledger
     times: int = 0
     seen: list[str] = field(default_factory=list[str])
 
@@ -44,6 +43,35 @@ class Round:
 
     def saw(self, what: str) -> None:
         self.seen.append(what)
+
+
+@dataclass
+class Round(Deed):
+    """One under load."""
+
+    load: Ledger = field(kw_only=True)
+
+
+@contextmanager
+def noted(row: str, done: str) -> Generator[Deed]:
+    """A deed of which a line is kept, green or red, however the block ends."""
+    with _noted(Deed(row, done), list[str]) as one:
+        yield one
+
+
+@contextmanager
+def _noted(one: Deed, more: Callable[[], list[str]]) -> Generator[Deed]:
+    """``more`` is said of it if it is red."""
+    began_s = time.monotonic()
+    try:
+        yield one
+    except KeyboardInterrupt:  # says nothing of the round
+        raise
+    except BaseException as error:
+        why = [repr(error)[:WHY], *more()]
+        note(one, why, time.monotonic() - began_s, "red")
+        raise
+    note(one, one.seen, time.monotonic() - began_s, "green")
 
 
 @contextmanager
@@ -60,39 +88,33 @@ def disturbed(
     Every request ended once and right (or as ``allowed``), every process is ready, and
     nothing is held for any request anywhere.
     """
-    began_s = time.monotonic()
-    one = Round(row, done, Ledger(site, asked, threads))
-    try:
-        with one.load as load:
-            load.answered(WARM)
-            yield one
-            load.answered(WARM)
-        oracle = functools.partial(oracle_of, site.model_folder)
-        wrong = judge(load.entries, allowed or Allowed(), oracle)
-        assert not wrong, wrong
-        site.wait_whole()
-        one.saw(load.seen())
-    except KeyboardInterrupt:  # says nothing of the round
-        raise
-    except BaseException as error:
-        why = [repr(error)[:WHY], one.load.seen()]
-        note(row, done, one.times, why, time.monotonic() - began_s, "red")
-        site.undo()
-        raise
-    note(row, done, one.times, one.seen, time.monotonic() - began_s, "green")
+    load = Ledger(site, asked, threads)
+    one = Round(row, done, load=load)
+    with _noted(one, lambda: [load.seen()]):
+        try:
+            with load:
+                load.answered(WARM)
+                yield one
+                load.answered(WARM)
+            oracle = functools.partial(oracle_of, site.model_folder)
+            wrong = judge(load.entries, allowed or Allowed(), oracle)
+            assert not wrong, wrong
+            site.wait_whole()
+            one.saw(load.seen())
+        except BaseException:
+            site.undo()
+            raise
 
 
-def note(
-    row: str, done: str, times: int, seen: Sequence[str], took_s: float, colour: str
-) -> None:
+def note(one: Deed, seen: Sequence[str], took_s: float, colour: str) -> None:
     """Append a line to the file of results, if there is one."""
     path = os.environ.get(RESULTS)
     if not path:
         return
     line = {
-        "row": row,
-        "done": done,
-        "times": times,
+        "row": one.row,
+        "done": one.done,
+        "times": one.times,
         "seen": "; ".join(seen),
         "took_s": round(took_s, 1),
         "result": colour,

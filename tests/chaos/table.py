@@ -57,7 +57,7 @@ def kinds(lines: Iterable[str]) -> Iterator[Kind]:
     found: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for line in lines:
         one: dict[str, Any] = json.loads(line)
-        if not one["times"]:  # whatever it saw, the fault did not come about
+        if not one["times"] and one["result"] == "green":  # nothing came about
             continue
         found.setdefault((int(one["row"][1:]), one["done"]), []).append(one)
     for (number, done), rounds in sorted(found.items(), key=lambda item: item[0]):

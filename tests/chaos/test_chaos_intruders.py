@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.chaos.rounds import disturbed, note
+from tests.chaos.rounds import disturbed, noted
 from tests.chaos.site import TRANSFER_HOST, ChaosSite
 from tests.chaos.watch import resident_mib
 from tests.e2e.fault_rounds import Question
@@ -96,9 +96,14 @@ def test_strangers_throw_bytes_at_every_port(
     chance = random.Random(19)  # noqa: S311 - to do it again
     mark = tmp_path / "unpickled"
     bomb = pickle.dumps(Bomb(mark))
+    bombs = 0
     pids = {name: site.cluster[name].pid for name in site.names}
     done = f"nonsense and pickles thrown at all ports and subjects, {THROWS_S:.0f} s"
-    with disturbed(site, asked, "F19", done) as it:
+    pickles = "pickles thrown at all ports and subjects"
+    with (
+        noted("F24", pickles) as opened,
+        disturbed(site, asked, "F19", done) as it,
+    ):
         before = {name: resident_mib(pid) for name, pid in pids.items()}
         http = [
             int(p.http_url.rpartition(":")[2]) for p in site.cluster.processes.values()
@@ -121,6 +126,7 @@ def test_strangers_throw_bytes_at_every_port(
                 throwers.append(threading.Thread(target=throw, args=each))
                 throwers[-1].start()
                 it.did()
+                bombs += bomb in data
             time.sleep(0.1)
         for thread in throwers:
             thread.join(30)
@@ -134,8 +140,9 @@ def test_strangers_throw_bytes_at_every_port(
             f"no process ended, none grew by more than {max(grown.values()):.0f} MiB"
         )
         it.saw(f"{len(said_on)} subjects")
-    done = "pickles thrown at all ports and subjects"
-    note("F24", done, it.times // 8, ["none was opened"], THROWS_S, "green")
+        assert bombs > 0
+        opened.did(bombs)
+        opened.saw("none was opened")
 
 
 def test_caches_are_apart_unless_shared(
@@ -165,18 +172,23 @@ def test_models_are_names_on_a_list(site: ChaosSite) -> None:
         "a\0b",
         "a/b",
     )
-    began_s = time.monotonic()
-    for name in names:
-        body = {"model": name, "prompt": "x", "max_tokens": 1}
-        answer = site.http.post("/v1/completions", json=body)
-        assert answer.status_code == 404, answer.text
-        assert "root:" not in answer.text
-    paths = ("/v1/models/../../../etc/passwd", "/ui/%2e%2e/%2e%2e/%2e%2e/etc/passwd")
-    for path in (*paths, "/ui/..%2f..%2f..%2fetc/passwd", "/ui/static/%2fetc%2fpasswd"):
-        assert "root:" not in raw(site, path)
-    took_s = time.monotonic() - began_s
-    times = len(names) + 4
-    note("F22", "paths as models and in URLs", times, ["404 each"], took_s, "green")
+    paths = (
+        "/v1/models/../../../etc/passwd",
+        "/ui/%2e%2e/%2e%2e/%2e%2e/etc/passwd",
+        "/ui/..%2f..%2f..%2fetc/passwd",
+        "/ui/static/%2fetc%2fpasswd",
+    )
+    with noted("F22", "paths as models and in URLs") as it:
+        for name in names:
+            body = {"model": name, "prompt": "x", "max_tokens": 1}
+            answer = site.http.post("/v1/completions", json=body)
+            assert answer.status_code == 404, answer.text
+            assert "root:" not in answer.text
+            it.did()
+        for path in paths:
+            assert "root:" not in raw(site, path)
+            it.did()
+        it.saw("404 each")
 
 
 def raw(site: ChaosSite, path: str) -> str:
@@ -196,8 +208,8 @@ def raw(site: ChaosSite, path: str) -> str:
 
 def test_nothing_is_fetched_for_a_client(site: ChaosSite) -> None:
     """URLs in a request are not followed: nobody comes to the port that they name."""
-    began_s = time.monotonic()
-    with socket.create_server(("127.0.0.1", 0)) as trap:
+    done = "URLs of ours as image, tool, webhook and NATS address"
+    with noted("F23", done) as it, socket.create_server(("127.0.0.1", 0)) as trap:
         trap.settimeout(2)
         url = f"http://127.0.0.1:{trap.getsockname()[1]}/x.png"
         image = {"type": "image_url", "image_url": {"url": url}}
@@ -220,5 +232,5 @@ def test_nothing_is_fetched_for_a_client(site: ChaosSite) -> None:
         assert statuses[0] == 400
         with pytest.raises(TimeoutError):
             trap.accept()
-    done = "URLs of ours as image, tool, webhook and NATS address"
-    note("F23", done, 4, ["nobody came"], time.monotonic() - began_s, "green")
+        it.did(4)
+        it.saw("nobody came")
