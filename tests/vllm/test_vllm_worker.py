@@ -8,10 +8,11 @@ import pytest
 from tests.e2e.oracle.prompts import text_tokens
 from tests.e2e.oracle.reference import Oracle
 from tests.integration.cluster import Cluster, wait_for
-from tests.vllm.vllm_engine import PYTHON
+from tests.vllm.vllm_engine import PYTHON, vllm_environment
 from tests.vllm.vllm_workers import (
     ASKS,
     NEW_TOKENS,
+    START_LIMIT_S,
     Served,
     ask,
     counted_on,
@@ -102,6 +103,7 @@ async def test_one_vllm_prefills_for_another(
         judge(cluster, oracle, prompts)
         prefilled(cluster, oracle, prompts[-1], "done")
         await reuses(cluster, oracle, prompts[-1], "vllm-1")
+        loads(cluster, oracle, prompts[-1])
         outlives(cluster, oracle, prompts[1], lose_store)
         prefilled(cluster, oracle, prompts[-1][::-1], "no_store")
         for fault in (lose_conductor, lose_nats):
@@ -124,6 +126,17 @@ def prefilled(
         other = [*prompt[turn * 50 :], *prompt[: turn * 50]]
         assert oracle.check(other, ask(cluster, other).ids).right
     raise AssertionError(f"no prefill ended with {outcome}")
+
+
+def loads(cluster: Cluster, oracle: Oracle, prompt: list[int]) -> None:
+    """A new life of decode has nothing: what of a prompt counts as cached, it loaded."""
+    cluster.kill("vllm-1")
+    cluster["vllm-1"].start(vllm_environment())
+    cluster.wait_ready(START_LIMIT_S)
+    longer = [*prompt, *prompt[:300]]
+    answer = ask(cluster, longer)
+    assert oracle.check(longer, answer.ids).right
+    assert answer.cached >= REUSED_TOKENS
 
 
 def outlives(

@@ -273,14 +273,14 @@ class VllmEngine:
 
 
 def _piece(output: Any, ask: Ask) -> Piece:
-    """What came of a request; of a prompt that was handed over nothing was computed."""
+    """What came of a request; what was loaded counts as cached, handed over or not."""
     (answer,) = output.outputs
     cached = int(output.num_cached_tokens or 0)
     grown = len(output.prompt_token_ids) - ask.answered if ask.pictures else None
     return Piece(
         ids=tuple(map(int, answer.token_ids)),
         logprobs=logprobs_of(answer),
-        cached_tokens=len(ask.tokens) if ask.handed else cached,
+        cached_tokens=cached,
         ended=bool(output.finished),
         prompt_tokens=grown,
     )
