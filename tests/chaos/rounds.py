@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.chaos.load import Allowed, Ledger, judge
 from tests.chaos.site import ChaosSite
+from tests.chaos.truth import wait_true
 from tests.e2e.fault_rounds import Question
 from tests.e2e.oracle.reference import Oracle
 
@@ -85,8 +86,9 @@ def disturbed(
 ) -> Generator[Round]:
     """Load before, during and after what the block does; then all must be well.
 
-    Every request ended once and right (or as ``allowed``), every process is ready, and
-    nothing is held for any request anywhere.
+    Every request ended once and right (or as ``allowed``), every process is ready,
+    nothing is held for any request anywhere, and all conductors know what the stores
+    have.
     """
     load = Ledger(site, asked, threads)
     one = Round(row, done, load=load)
@@ -100,6 +102,7 @@ def disturbed(
             wrong = judge(load.entries, allowed or Allowed(), oracle)
             assert not wrong, wrong
             site.wait_whole()
+            wait_true(site)
             one.saw(load.seen())
         except BaseException:
             site.undo()

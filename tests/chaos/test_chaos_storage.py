@@ -40,6 +40,7 @@ def test_bits_flip_in_memory(site: ChaosSite, asked: Sequence[Question]) -> None
         it.load.answered(4)
         bad = site.counted("kvtide_pool_bad_copies_total") - before
         it.saw(f"{it.times} blocks spoilt, {bad:.0f} found when they were to be read")
+        assert bad > 0, "nobody ever read one"
     assert it.times > 20
 
 
