@@ -17,6 +17,7 @@ from tests.chaos.load import TOKENS, Allowed, Ledger, judge
 from tests.chaos.poisoned_process import POISON
 from tests.chaos.rounds import disturbed, noted, oracle_of
 from tests.chaos.site import ChaosSite
+from tests.chaos.truth import wait_true
 from tests.chaos.watch import resident_mib
 from tests.e2e.fault_rounds import Question
 from tests.e2e.oracle.prompts import text_tokens
@@ -154,6 +155,7 @@ def test_ten_times_too_many(site: ChaosSite, asked: Sequence[Question]) -> None:
         assert all(e.retry_after for e in refused if not e.ids)
         assert not any(e.ids for e in refused), "refused after it was begun"
         site.wait_whole()
+        wait_true(site)
         grown = max(resident_mib(pid) - before[name] for name, pid in pids.items())
         assert grown < 64, "memory is flat"
         took_ms = ttfts_ms(load)
@@ -198,6 +200,7 @@ def test_a_prompt_that_its_workers_die_of(
             given_up(site, prompt, asked[0])
             assert all(site.cluster[name].alive for name in workers)
         site.wait_whole()
+        wait_true(site)
         it.did(len(dead))
         it.saw(f"{' and '.join(dead)} died; {ended.value.status}, then refused")
 
@@ -250,6 +253,7 @@ def test_a_prompt_whose_workers_are_killed_as_it_goes_on(
         wait_for(site.ready, 150, "the workers are back")
         given_up(site, prompt, asked[0])
         site.wait_whole()
+        wait_true(site)
         it.did(len(killed))
         it.saw(f"ended with {ends[0][:60]}, then refused")
 

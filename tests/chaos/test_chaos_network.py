@@ -125,7 +125,7 @@ def test_bits_flip_on_the_wire(site: ChaosSite, asked: Sequence[Question]) -> No
 
     def refused() -> float:
         failed = ("kvtide_transfer_errors_total", "kvtide_transfer_retries_total")
-        return sum(site.counted(each) for each in (*failed, BAD_COPIES))
+        return sum(site.counted(each, "corrupt") for each in (*failed, BAD_COPIES))
 
     with disturbed(site, asked, "F10", "bits flipped in transfers between hosts") as it:
         before = refused()
