@@ -285,18 +285,22 @@ class Catalog:
         )
         return tuple(TenantRow(**row) for row in await self._rows(statement))
 
-    async def deletions(self) -> tuple[DeletionRow, ...]:
-        """What people removed by tenant or model, the latest last."""
+    async def deletions(self, *, since_s: float = 0.0) -> tuple[DeletionRow, ...]:
+        """What people removed by tenant or model since then, the latest last."""
         order = (deletions.c.until_s, deletions.c.tenant_tag, deletions.c.model_tag)
-        rows = await self._rows(select(deletions).order_by(*order))
+        rows = await self._rows(
+            select(deletions).where(deletions.c.until_s >= since_s).order_by(*order)
+        )
         return tuple(DeletionRow(**row) for row in rows)
 
     async def removed_blocks(
-        self, limit: int = MOST_REMOVED
+        self, limit: int = MOST_REMOVED, *, since_s: float = 0.0
     ) -> tuple[RemovedBlockRow, ...]:
         """Single blocks that people removed, the latest last; the latest ``limit``."""
         order = (removed_blocks.c.until_s.desc(), removed_blocks.c.key)
-        rows = await self._rows(select(removed_blocks).order_by(*order).limit(limit))
+        recent = removed_blocks.c.until_s >= since_s
+        chosen = select(removed_blocks).where(recent).order_by(*order).limit(limit)
+        rows = await self._rows(chosen)
         return tuple(
             RemovedBlockRow(BlockKey(row["key"]), row["until_s"])
             for row in reversed(rows)

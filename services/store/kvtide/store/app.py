@@ -3,22 +3,27 @@
 import asyncio
 from collections.abc import Iterator
 
+import structlog
 from prometheus_client import CollectorRegistry
 
-from kvtide.bus import open_node
+from kvtide.bus import Node, open_node
 from kvtide.bus.messages import NodeState
 from kvtide.catalog import Catalog, Change, Writer, catalog_url
 from kvtide.kv import Role
-from kvtide.runtime import Clock
+from kvtide.runtime import Clock, TaskScope
 from kvtide.runtime.health import HealthServer, Readiness
+from kvtide.store.deletion_watch import DeletionWatch
 from kvtide.store.drained_mark import DrainedMark
 from kvtide.store.key_encryption import load_kek
 from kvtide.store.rows import CatalogRows
 from kvtide.store.settings import StoreSettings
 from kvtide.store.shell import StoreService
+from kvtide.store.ssd.events import Tombstone
 from kvtide.store.ssd.life import ssd_dir
 from kvtide.store.tenant_keys import CatalogKeys, check_catalog, check_start
 from kvtide.store.tombstones import Tombstones
+
+log = structlog.get_logger("kvtide.store")
 
 
 async def serve(
@@ -64,16 +69,18 @@ async def serve(
         def repair() -> Iterator[Change]:
             return service.repair_rows()
 
+        watch = TaskScope(on_error=_watch_failed)
         writer = Writer(catalog, clock=clock, on_repair=repair)
         rows = CatalogRows(writer.put, clock)
         kept = settings.state_dir / f"deletions-{node.ref.node}.json"
+        deletions = Tombstones(kept, url, node.secret)
         service = StoreService(
             node,
             settings,
             registry,
             rows,
             leave=stop.set,
-            deleted_spaces=Tombstones(kept, url, node.secret),
+            deleted_spaces=deletions,
             drained=DrainedMark(settings.state_dir / f"drained-{node.ref.node}"),
             ssd_keys=None if kek is None else CatalogKeys(url, kek, clock),
         )
@@ -83,7 +90,27 @@ async def serve(
             writer.start()
             try:
                 await service.start()
+                watch.spawn(_watch(node, service, deletions, settings), name="watch")
                 await stop.wait()
             finally:
+                await watch.close(timeout_s=settings.drain_timeout_s)
                 await service.close()
                 await writer.close(timeout_s=settings.drain_timeout_s)
+
+
+async def _watch(
+    node: Node, service: StoreService, deletions: Tombstones, settings: StoreSettings
+) -> None:
+    """Carry out what was deleted while nobody could tell this store."""
+
+    def told(deleted: Tombstone) -> bool:
+        machine = service.machine
+        return machine is not None and machine.ssd.was_told(deleted)
+
+    every_s = settings.deletions_check_s
+    watch = DeletionWatch(deletions.since, service.remove, node.clock, every_s=every_s)
+    await watch.run(told, lambda: node.bus.connected)
+
+
+def _watch_failed(error: BaseException) -> None:
+    log.error("deletion_watch_failed", exc_info=error)

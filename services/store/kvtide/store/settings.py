@@ -189,6 +189,11 @@ class StoreSettings(RoleSettings):
     host_check_s: float = Field(
         default=1.0, gt=0, description="how often the host's memory is looked at"
     )
+    deletions_check_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="how often the catalog is asked for deletions that were not heard of",
+    )
     dram_keep_bytes: int = Field(
         default=64 << 20,
         ge=0,

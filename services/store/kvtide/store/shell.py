@@ -30,6 +30,7 @@ from kvtide.bus.messages import (
     Message,
     NodeState,
     PlacementMade,
+    RemoveBlocks,
 )
 from kvtide.bus.subjects import Hop
 from kvtide.catalog import Change
@@ -283,6 +284,14 @@ class StoreService:
                 Received(message, incoming.sender, token, self._wall_ms())
             )
         )
+
+    async def remove(self, message: RemoveBlocks) -> Message | None:
+        """As if somebody had asked for it over the bus; None: no life is there."""
+        if self.machine is None:
+            return None
+        heard = partial(Received, message, self._node.ref, wall_ms=self._wall_ms())
+        answer = self._askers.ask(lambda token: self._run(heard(token=token)))
+        return None if isinstance(answer, Later) else answer
 
     def _wall_ms(self) -> int:
         return round(self._node.clock.wall() * 1e3)

@@ -58,15 +58,25 @@ class Tombstones:
             self._keep(known)
         return known
 
-    async def _ask(self) -> list[Tombstone]:
+    def since(self, since_s: float) -> list[Tombstone]:
+        """What the catalog has of then, in seconds of wall clock, or later.
+
+        Raises:
+            CatalogError, TimeoutError, OSError: it does not answer in ``ASK_LIMIT_S``.
+        """
+        return asyncio.run(self._ask(since_s))
+
+    async def _ask(self, since_s: float = 0.0) -> list[Tombstone]:
         async with asyncio.timeout(ASK_LIMIT_S), Catalog.open(self.url) as catalog:
             revision = await catalog.revision()
             if revision is None:
                 return []
-            tenants = await catalog.deleted_tenants()
-            removed = await catalog.deletions() if revision >= _SINCE_REVISION else ()
-            keyed = revision >= _KEYS_SINCE_REVISION
-            blocks = await catalog.removed_blocks() if keyed else ()
+            tenants = await catalog.deleted_tenants(since_s=since_s)
+            removed, blocks = (), ()
+            if revision >= _SINCE_REVISION:
+                removed = await catalog.deletions(since_s=since_s)
+            if revision >= _KEYS_SINCE_REVISION:
+                blocks = await catalog.removed_blocks(since_s=since_s)
         spaces = [
             DeletedSpace(
                 tenant_tag(self.secret, row.tenant), None, _ms(row.deleted_at_s or 0.0)

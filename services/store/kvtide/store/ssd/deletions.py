@@ -35,6 +35,13 @@ class Deletions:
         if len(self._keys) > MAX_KEYS:
             del self._keys[next(iter(self._keys))]
 
+    def has(self, deleted: Tombstone) -> bool:
+        """Whether the same is known, of then or later."""
+        if isinstance(deleted, RemovedBlock):
+            return deleted.until_ms <= self._keys.get(deleted.key, -1)
+        space = (deleted.tenant, deleted.model)
+        return deleted.until_ms <= self._until_ms.get(space, -1)
+
     def cover(self, key: BlockKey, tags: SpaceTags, written_ms: int) -> bool:
         """Whether this block with these tags, written then, is deleted."""
         if written_ms <= self._keys.get(key, -1):

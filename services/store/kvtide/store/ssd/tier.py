@@ -34,6 +34,7 @@ from kvtide.store.ssd.events import (
     SsdEvent,
     TierFailed,
     TierOpened,
+    Tombstone,
     Trouble,
 )
 from kvtide.store.ssd.health import TierHealth, TierState
@@ -179,10 +180,10 @@ class SsdTier:
         for row, state in enumerate(entries.state):
             if state == RowState.LIVE and covers(row):
                 books.drop(row, "deleted", now_s)
+        self._deletions.add(deleted)
         if not self.rules.capacity_bytes:
             return []
         note = NoteDeleted(deleted)
-        self._deletions.add(deleted)
         if not self.health.readable:
             self._unnoted[deleted.tenant, deleted.model] = note
             return []
@@ -200,10 +201,10 @@ class SsdTier:
             row = entries.find(key)
             if row is not None:
                 books.drop(row, "removed", now_s)
-        if not self.rules.capacity_bytes or not keys:
-            return []
         for key in keys:
             self._deletions.add_key(key, until_ms)
+        if not self.rules.capacity_bytes or not keys:
+            return []
         note = NoteRemoved(tuple(keys), until_ms)
         if not self.health.readable:
             self._unnoted_keys = [*self._unnoted_keys, note][-UNNOTED:]
@@ -211,6 +212,10 @@ class SsdTier:
         return [note]
 
     # ---- looking
+
+    def was_told(self, deleted: Tombstone) -> bool:
+        """Whether this life has carried out that deletion, or the same later."""
+        return self._deletions.has(deleted)
 
     def find(self, key: BlockKey) -> Located | None:
         """The descriptor of a key's copy on the SSD."""
