@@ -17,6 +17,7 @@ from tests.integration.test_cli_pool import (
 )
 
 from kvtide.bus.messages import StoreLoad
+from kvtide.catalog import Catalog, NodeRow
 from kvtide.kv import BlockKey, NodeId, Tier
 
 __all__ = ["here"]
@@ -116,6 +117,26 @@ async def test_what_is_removed_while_its_store_is_down_stays_removed(
         code, out = await kvtide(here, *words, "--yes")
         told = f"a: {blocks} of {blocks} blocks removed, {copies_there} copies"
         assert (code, out.strip()) == (0, told)
+
+
+async def test_stores_that_are_known_and_not_there_are_named(here: World) -> None:
+    def row(name: str, role: str) -> NodeRow:
+        return NodeRow(NodeId(name), 1, (role,), "host", "ready", "", 1.0)
+
+    async with node(here, "a"):
+        worker = await here.linked_worker("w", "host-a")
+        await worker.store_blocks(keys(3))
+        url = f"sqlite+aiosqlite:///{here.folder}/state/catalog.sqlite3"
+        async with Catalog.open(url) as catalog:
+            await catalog.migrate()
+            await catalog.write(
+                [row(*each) for each in (("a", "store"), ("b", "store"))]
+            )
+            await catalog.write([row("c", "decode")])
+        code, out = await kvtide(here, "blocks", "remove", "--tenant", "t", "--yes")
+        assert code == 0, out
+        assert "a: 3 of 3 blocks removed" in out
+        assert "not heard of: b; stores forget these blocks when they start or" in out
 
 
 async def test_without_a_catalog_it_is_said_who_will_not_hear(

@@ -12,15 +12,17 @@ from kvtide.catalog import (
     is_missing,
 )
 from kvtide.cli.found_blocks import CATALOG_LIMIT_S, NoCatalogError
+from kvtide.kv import NodeId, Role
 from kvtide.runtime.settings import RoleSettings, hide_passwords
 
 
 async def keep_tombstone(
     settings: RoleSettings, select: BlockSelector, until_s: float
-) -> None:
-    """Have stores that start later forget what fits and was stored until then.
+) -> tuple[NodeId, ...]:
+    """Have stores that start later, or are cut off, forget what was stored until then.
 
-    ``select`` names keys, or a tenant or model, and not both.
+    ``select`` names keys, or a tenant or model, and not both. Returns the stores that
+    the catalog knows: not all of them need be there.
 
     Raises:
         NoCatalogError: it is away, or there is none.
@@ -37,6 +39,8 @@ async def keep_tombstone(
         async with asyncio.timeout(CATALOG_LIMIT_S), Catalog.open(url) as catalog:
             await catalog.migrate()
             await catalog.write(rows)
+            nodes = await catalog.nodes()
     except (CatalogError, TimeoutError) as error:
         why = hide_passwords(str(error)) or "it does not answer"
         raise NoCatalogError(f"the catalog can't be written: {why}") from error
+    return tuple(each.node for each in nodes if Role.STORE in each.roles)

@@ -78,9 +78,12 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
     """What came of it at each live store.
 
     Not ``lasting``: a store that is down may bring back what it has. ``note`` says so.
+    ``unheard``: stores that the catalog knows and that were not there; each does it when
+    it starts, or soon after it reaches the cluster again.
     """
 
     stores: tuple[Outcome, ...]
+    unheard: tuple[NodeId, ...] = ()
     lasting: bool = True
     note: str = ""
 
@@ -198,23 +201,27 @@ def _present(pool: _Pool, node: str | None) -> _Pool:
 
 
 async def _keep(settings: RoleSettings, pool: _Pool, select: BlockSelector) -> Changed:
-    """Have stores that are down forget these blocks when they start.
+    """Have stores that are down or cut off forget these blocks when they are back.
 
     Raises:
         NoStoreError: nobody hears of it, now or later.
     """
     try:
-        await keep_tombstone(settings, select, SystemClock().wall())
+        known = await keep_tombstone(settings, select, SystemClock().wall())
     except NoCatalogError as error:
         if pool.nobody:
             raise NoStoreError(f"{pool.nobody}; {error}: nothing is removed") from error
         note = f"{error}: only live stores heard of it, one that is down will bring "
         note += "its blocks back; remove them again when the catalog is there"
         return Changed(stores=(), lasting=False, note=note)
-    if pool.nobody:
-        note = f"{pool.nobody}: stores forget these blocks when they start"
-        return Changed(stores=(), note=note)
-    return Changed(stores=())
+    there = {beat.node.node for beat in pool.seen.stores}
+    unheard = tuple(node for node in known if node not in there)
+    note = f"{pool.nobody}: " if pool.nobody else ""
+    if unheard:
+        note += f"not heard of: {', '.join(unheard)}; "
+    if note:
+        note += "stores forget these blocks when they start or reach the cluster again"
+    return Changed(stores=(), unheard=unheard, note=note)
 
 
 async def _count(pool: _Pool, select: BlockSelector) -> Counted:
