@@ -10,8 +10,10 @@ import importlib
 import os
 import sys
 import threading
+import types
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +32,20 @@ STORE = {"store": {"dram_bytes": 64 << 20, "slab_bytes": 2 << 20}}
 LAYERS, CHUNK, HEADS, HEAD = 3, 16, 2, 32
 
 
+def _digest(content: object) -> bytes:
+    return sha256(repr(content).encode()).digest()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def lmcache() -> Generator[None]:
     folders = FOLDERS.split(":")
     sys.path[:0] = folders
+    # LMCache takes its hashes from vLLM, which is not here
+    hashing: Any = types.ModuleType("vllm.utils.hashing")
+    hashing.sha256_cbor = _digest
+    sys.modules[hashing.__name__] = hashing
     yield
+    del sys.modules[hashing.__name__]
     for folder in folders:
         sys.path.remove(folder)
 
@@ -74,6 +85,7 @@ class Rank:
             chunk_size=CHUNK,
             local_cpu=False,
             max_local_cpu_size=0.05,
+            pre_caching_hash_algorithm="sha256_cbor",
             storage_plugins=["kvtide"],
             remote_storage_plugins=["kvtide"],
             extra_config={
@@ -155,8 +167,9 @@ def make(
 ) -> Generator[Callable[..., tuple[Rank, Any]]]:
     made: list[Any] = []
 
-    def one(worker: int = 0) -> tuple[Rank, Any]:
+    def one(worker: int = 0, **more: str) -> tuple[Rank, Any]:
         rank = Rank(cluster, loop, worker)
+        rank.config.extra_config["kvtide"].update(more)
         backend = getattr(rank, request.param)()
         made.append(backend)
         return rank, backend
@@ -205,6 +218,22 @@ def test_chunks_go_through_the_pool_byte_for_byte(
     for each in (*had[:4], lone):
         each.ref_count_down()
     assert two.memory.get_allocator_backend() is two.memory
+
+
+def test_an_engine_that_only_saves_finds_nothing(
+    make: Callable[..., tuple[Rank, Any]], request: pytest.FixtureRequest
+) -> None:
+    first = 9000 if "remote" in request.node.name else 10_000
+    one, backend = make()
+    two, saver = make(mode="save")
+    keys = [two.key(first)]
+    saved(saver, keys, [two.chunk(first)])
+    wait_for(lambda: backend.contains(keys[0]), "the chunk is known")
+    assert not saver.contains(keys[0])
+    assert saver.batched_get_blocking(keys) == [None]
+    other, stranger = make(numerics="fp8 weights")
+    assert not stranger.contains(other.key(first))
+    assert one.metadata.worker_id == two.metadata.worker_id
 
 
 def test_a_chunk_that_is_not_full_is_not_pooled(
@@ -263,7 +292,7 @@ def test_a_pool_that_is_gone_is_a_miss(
 
 
 def test_what_is_not_supported_is_said(
-    cluster: Cluster, loop: asyncio.AbstractEventLoop
+    cluster: Cluster, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kvtide.connect.lmcache_chunks import LmcacheChunks  # noqa: PLC0415
     from kvtide.runtime import ConfigError  # noqa: PLC0415
@@ -273,6 +302,15 @@ def test_what_is_not_supported_is_said(
     with pytest.raises(ConfigError, match="use_layerwise"):
         LmcacheChunks(rank.config, rank.metadata, rank.memory)
     rank.config.use_layerwise = False
+    for weak in ("builtin", "sha256_cbor_64bit", "xxhash"):
+        rank.config.pre_caching_hash_algorithm = weak
+        with pytest.raises(ConfigError, match="set pre_caching_hash_algorithm to"):
+            LmcacheChunks(rank.config, rank.metadata, rank.memory)
+    rank.config.pre_caching_hash_algorithm = "sha256_cbor"
+    with monkeypatch.context() as without:
+        without.delitem(sys.modules, "vllm.utils.hashing")
+        with pytest.raises(ConfigError, match="beside vLLM"):
+            LmcacheChunks(rank.config, rank.metadata, rank.memory)
     rank.config.extra_config["kvtide"] = {"nuts": 1}
     with pytest.raises(ConfigError, match="nuts"):
         LmcacheChunks(rank.config, rank.metadata, rank.memory)

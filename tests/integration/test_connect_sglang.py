@@ -33,6 +33,7 @@ class HostPool:
 
     def __init__(self, pages: int, layers: int = 3, heads: int = 2, head: int = 8):
         self.page_size, self.layout, self.dtype = PAGE, "page_first", torch.float32
+        self.device_pool = types.SimpleNamespace(dtype=torch.float32)
         self.layer_num, self.head_num, self.head_dim = layers, heads, head
         self.kv_buffer = torch.zeros(2, pages * PAGE, layers, heads, head)
 
@@ -80,7 +81,9 @@ def cluster(tmp_path: Path) -> Generator[Cluster]:
         yield made
 
 
-def backend(sglang: Any, cluster: Cluster, pool: HostPool, rank: int = 0) -> Any:
+def backend(
+    sglang: Any, cluster: Cluster, pool: HostPool, rank: int = 0, **more: str
+) -> Any:
     storage = importlib.import_module("sglang.srt.mem_cache.hicache_storage")
     config = storage.HiCacheStorageConfig(
         tp_rank=rank,
@@ -105,6 +108,7 @@ def backend(sglang: Any, cluster: Cluster, pool: HostPool, rank: int = 0) -> Any
                 "model_digest": "d1",
                 "save_timeout_s": 5.0,
                 "load_timeout_s": 5.0,
+                **more,
             },
         },
     )
@@ -143,6 +147,30 @@ def test_pages_go_through_the_pool_byte_for_byte(sglang: Any, cluster: Cluster) 
     assert not target.page(0).any()
     two.close()
     other.close()
+
+
+def test_formats_of_one_size_and_engines_set_apart_share_nothing(
+    sglang: Any, cluster: Cluster
+) -> None:
+    pools = [HostPool(8) for _ in range(5)]
+    # both are bytes to the host's pool, as SGLang's `store_dtype` says
+    kinds = [torch.float8_e4m3fn, torch.float8_e5m2, *[torch.float8_e4m3fn] * 3]
+    for pool, kind in zip(pools, kinds, strict=True):
+        pool.device_pool.dtype, pool.dtype = kind, torch.uint8
+    ways: list[dict[str, str]] = [{}, {}, {}, {"numerics": "w4"}, {"mode": "save"}]
+    made = [
+        joined(backend(sglang, cluster, pool, 0, **way))
+        for pool, way in zip(pools, ways, strict=True)
+    ]
+    writer, fp8, same, apart, saver = made
+    keys = [f"{i:064x}" for i in range(3)]
+    assert writer.batch_set_v1(keys, indices(0, 3)) == [True] * 3
+    wait_for(lambda: same.batch_exists(keys) == 3, "the pages are known")
+    for other in (fp8, apart, saver):
+        assert other.batch_exists(keys) == 0
+        assert other.batch_get_v1(keys, indices(0, 3)) == [False] * 3
+    for each in made:
+        each.close()
 
 
 def test_sglangs_own_faults_lose_pages_and_change_none(

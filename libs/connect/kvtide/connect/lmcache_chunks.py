@@ -7,6 +7,7 @@ A block is a whole chunk of one rank, as its bytes lie in LMCache's own memory. 
 are not full (the end of a prompt) are not pooled: their bytes have another shape.
 """
 
+import importlib
 import json
 import threading
 from collections.abc import Sequence
@@ -23,11 +24,15 @@ from kvtide.connect.opaque_pages import OpaquePages
 from kvtide.connect.settings import connect_settings
 from kvtide.connect.shape import BlockShape
 from kvtide.connect.space import EngineSpace
+from kvtide.connect.versions import installed_version
 from kvtide.runtime import ConfigError
 
 log = structlog.get_logger("kvtide.connect")
 
 SETTINGS_KEY = "kvtide"
+ENGINES = ("vllm", "sglang", "tensorrt_llm")
+HASHES = ("sha256", "sha256_cbor")
+_WHERE = ("vllm.utils.hashing", "vllm.utils")
 
 
 class LmcacheChunks:
@@ -48,13 +53,25 @@ class LmcacheChunks:
                 "chunks by layer are not supported: set use_layerwise to false",
                 key="use_layerwise",
             )
+        self._hashing = str(getattr(config, "pre_caching_hash_algorithm", ""))
+        if self._hashing not in HASHES:
+            raise ConfigError(
+                f"chunk hashes by {self._hashing or 'an unknown way'} may collide between "
+                "tenants: set pre_caching_hash_algorithm to sha256_cbor",
+                key="pre_caching_hash_algorithm",
+            )
+        if not _vllm_hashes():
+            raise ConfigError(
+                "LMCache takes its sha256 from vLLM, which is not here, and falls back to "
+                "Python's hash, which may collide between tenants: run it beside vLLM",
+                key="pre_caching_hash_algorithm",
+            )
         extra = cast("dict[str, Any]", config.extra_config or {})
         self._settings = connect_settings(dict(extra.get(SETTINGS_KEY, {})))
         log_beside_the_engine(self._settings.log_level)
         self._metadata = metadata
         self._memory = memory
         self._model = self._digest(metadata.model_name)
-        self._hashing = str(getattr(config, "pre_caching_hash_algorithm", ""))
         self._lock = threading.Lock()
         self._facts = ""
         self._pages: OpaquePages | None = None
@@ -67,6 +84,8 @@ class LmcacheChunks:
 
     def exists(self, keys: Sequence[Any]) -> int:
         """How many chunks, from the first on, are in the pool. Asks nobody."""
+        if self._settings.mode == "save":
+            return 0
         return self._now().exists(_names(keys))
 
     def keep(self, keys: Sequence[Any]) -> None:
@@ -101,7 +120,7 @@ class LmcacheChunks:
         pages = self._now()
         chunks: list[Any] = []
         if self._memory is not None and keys:
-            chunks = self._room(min(len(keys), pages.exists(_names(keys))))
+            chunks = self._room(min(len(keys), self.exists(keys)))
         if not chunks:
             return [None] * len(keys)
         had: Sequence[bool] = [False] * len(chunks)
@@ -153,6 +172,7 @@ class LmcacheChunks:
                 "chunk": metadata.chunk_size,
                 "mla": metadata.use_mla,
                 "hash": self._hashing,
+                "configured": self._settings.numerics,
             },
             sort_keys=True,
         )
@@ -175,7 +195,9 @@ class LmcacheChunks:
         place = (
             "" if metadata.use_mla else f"{metadata.worker_id}/{metadata.world_size}"
         )
-        return EngineSpace("lmcache", self._model, facts, place)
+        # LMCache moves what the engine around it has computed
+        engine = installed_version("lmcache", *ENGINES)
+        return EngineSpace(engine, self._model, facts, place)
 
     def _digest(self, model: str | None) -> str:
         settings = self._settings
@@ -193,6 +215,18 @@ class LmcacheChunks:
 
 def _names(keys: Sequence[Any]) -> list[str]:
     return [str(key.to_string()) for key in keys]
+
+
+def _vllm_hashes() -> bool:
+    """Whether LMCache gets the hash that it was told: without vLLM it only warns."""
+    for name in _WHERE:
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            continue
+        if any(hasattr(module, each) for each in ("get_hash_fn_by_name", *HASHES)):
+            return True
+    return False
 
 
 def _form(metadata: Any) -> Any:

@@ -29,6 +29,11 @@ class ConnectSettings(RoleSettings):
         default="",
         description="digest of the model's content; empty: made from its files",
     )
+    numerics: str = Field(
+        default="",
+        description="whatever else changes numbers between your engines, in words of your "
+        "own: they share blocks where all of it is equal",
+    )
     keys_of: Literal["engine", "gateway"] = Field(
         default="engine",
         description="what blocks are known by: the engine's own hashes, or the keys that "

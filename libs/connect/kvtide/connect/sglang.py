@@ -26,6 +26,7 @@ from kvtide.connect.opaque_pages import OpaquePages
 from kvtide.connect.settings import connect_settings
 from kvtide.connect.shape import BlockShape
 from kvtide.connect.space import EngineSpace
+from kvtide.connect.versions import installed_version
 from kvtide.runtime import ConfigError
 
 log = structlog.get_logger("kvtide.connect")
@@ -86,14 +87,16 @@ class KvtideHiCache(HiCacheStorage):
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """Asks nobody: the index answers at once."""
         del extra_info
-        return 0 if self._pages is None else self._pages.exists(keys)
+        if self._pages is None or self._settings.mode == "save":
+            return 0
+        return self._pages.exists(keys)
 
     def batch_get_v1(
         self, keys: list[str], host_indices: Any, extra_info: Any = None
     ) -> list[bool]:
         """A page that can't be had is left as it is."""
         del extra_info
-        if self._pages is None or not keys:
+        if self._pages is None or not keys or self._settings.mode == "save":
             return [False] * len(keys)
         addresses, _ = self.mem_pool_host.get_page_buffer_meta(host_indices)
         return self._pages.load(keys, addresses)
@@ -147,20 +150,28 @@ class KvtideHiCache(HiCacheStorage):
             "page": pool.page_size,
             "layout": pool.layout,
             "dtype": pool.dtype,
+            # every fp8 is bytes to the host's pool
+            "cache dtype": getattr(_device_pool(pool), "dtype", ""),
+            "pool": type(_device_pool(pool)).__name__,
             "mla": config.is_mla_model,
             "layers": getattr(pool, "layer_num", 0),
             "heads": getattr(pool, "head_num", 0),
             "head": getattr(pool, "head_dim", 0),
+            "configured": self._settings.numerics,
         }
         # ranks of an MLA model hold the same pages
         rank = "" if config.is_mla_model else f"tp{config.tp_rank}/{config.tp_size} "
         return EngineSpace(
-            engine="sglang",
+            engine=f"sglang {installed_version('sglang')}",
             model=digest or folder_digest(folder, self._settings.state_dir / "digests"),
             numerics=json.dumps(facts, sort_keys=True, default=str),
             place=f"{rank}pp{config.pp_rank}/{config.pp_size} "
             f"cp{config.attn_cp_rank}/{config.attn_cp_size}",
         )
+
+
+def _device_pool(pool: Any) -> Any:
+    return getattr(pool, "device_pool", None)
 
 
 def _first_page(size: int) -> Any:
