@@ -3,6 +3,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -143,6 +144,19 @@ def test_a_space_of_its_own_is_named_with_the_first_block() -> None:
     (event,) = pool.learn(SPACE, PROMPT, KEYS, "acme/x")
     assert isinstance(event, BlockStored)
     assert event.extra_keys == (("acme/x",), None, None, None)
+
+
+def test_an_adapters_blocks_are_told_of_under_its_name() -> None:
+    adapted = FACTS.adapted("fables", "d" * 64)
+    space = KeySpace(b"s" * 32, replace(SPACE.space, facts=adapted))
+    keys, pool, store = space.chain(PROMPT), PoolEvents(), STORES[0]
+    pool.apply(store, [located(key, store) for key in (*keys, *KEYS)], [])
+    (event,) = pool.learn(space, PROMPT, keys)
+    (base,) = pool.learn(SPACE, PROMPT, KEYS)
+    assert isinstance(event, BlockStored)
+    assert isinstance(base, BlockStored)
+    assert (event.lora_name, base.lora_name) == ("fables", None)
+    assert event.token_ids == base.token_ids
 
 
 FORKS = [(*PROMPT[:128], *range(n, n + 128)) for n in (500, 600)]

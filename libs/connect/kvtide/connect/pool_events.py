@@ -26,11 +26,12 @@ _HASH_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What a block is made of. ``salt`` is named with a chain's first block."""
+    """What a block is made of. ``salt`` is named with a chain's first block, ``adapter`` with all."""
 
     parent: BlockKey | None
     tokens: tuple[int, ...]
     salt: str
+    adapter: str | None
 
 
 class PoolEvents:
@@ -69,6 +70,8 @@ class PoolEvents:
         size = space.layout.block_tokens
         start = len(keys) * size
         last = keys[-1] if keys else None
+        facts = space.space.facts
+        adapter = facts.name if facts.parent else None
         whole = (*keys, *space.chain(tokens[start:], parent=last))
         fresh: list[BlockKey] = []
         parent: BlockKey | None = None
@@ -78,7 +81,7 @@ class PoolEvents:
             else:
                 block = tuple(tokens[number * size : (number + 1) * size])
                 named = salt if parent is None else ""
-                self._contents[key] = _Content(parent, block, named)
+                self._contents[key] = _Content(parent, block, named, adapter)
                 if parent is not None:
                     self._children.setdefault(parent, set()).add(key)
                 fresh.append(key)
@@ -173,7 +176,7 @@ class PoolEvents:
             block_size=len(contents[0].tokens),
             lora_id=None,
             medium=MEDIUM,
-            lora_name=None,
+            lora_name=contents[0].adapter,
             extra_keys=extra,
         )
 
