@@ -61,5 +61,8 @@ def test_a_models_digest_is_of_its_content(tmp_path: Path) -> None:
     assert folder_digest(model, kept) == first
     (model / "a.safetensors").write_bytes(b"weightS")
     assert folder_digest(model, kept) != first
+    first = folder_digest(model, kept)
+    (model / "modeling_own.py").write_text("scale = 2")
+    assert folder_digest(model, kept) != first
     with pytest.raises(ConfigError, match="can't be read"):
         folder_digest(tmp_path / "none")

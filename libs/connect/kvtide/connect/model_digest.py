@@ -9,11 +9,14 @@ from blake3 import blake3
 from kvtide.runtime import ConfigError
 
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
-CONFIGS = (".json",)
+# a model's own code computes by itself where it is trusted
+CONFIGS = (".json", ".py")
 
 
 def folder_digest(folder: Path, kept_in: Path | None = None) -> str:
-    """Hex BLAKE3 over names and content of configuration and weight files.
+    """Hex BLAKE3 over names and content of configuration, code and weight files.
+
+    Folders inside it are not looked into: engines load what lies beside the weights.
 
     With ``kept_in`` the result is kept there, for as long as no file's size, time or
     inode changes: a large model is read once on a host, not once for each rank.
