@@ -64,7 +64,7 @@ class Entry:
     ``ends`` are the terminal answers that the client saw: a finish, an error event or
     an error's status. ``broken`` is the reason why a connection ended without one;
     ``unreached`` if there was none: nobody was asked. ``first_s`` is when the first
-    token came.
+    token came, ``billed`` what ``usage`` counted of them.
     """
 
     question: Question
@@ -80,6 +80,7 @@ class Entry:
     first_s: float | None = None
     ended_s: float | None = None
     retry_after: str | None = None
+    billed: int | None = None
 
     @property
     def finished(self) -> bool:
@@ -207,8 +208,10 @@ def _whole(client: Client, entry: Entry, how: _How) -> None:
     if response.status_code != OK:
         _error(entry, response)
         return
-    (choice,) = response.json()["choices"]
+    answer = response.json()
+    (choice,) = answer["choices"]
     entry.ids += choice["token_ids"]
+    entry.billed = answer["usage"]["completion_tokens"]
     entry.ends.append("finish")
     entry.done = 1
 
@@ -219,7 +222,8 @@ def _error(entry: Entry, response: httpx.Response) -> None:
 
 
 def _stream(client: Client, entry: Entry, how: _How) -> None:
-    body = {**_body(client, entry), "stream": True}
+    more = {"stream": True, "stream_options": {"include_usage": True}}
+    body = {**_body(client, entry), **more}
     path = "/v1/completions"
     with client.http.stream("POST", path, json=body, **how._asdict()) as response:
         if response.status_code != OK:
@@ -234,7 +238,8 @@ def _stream(client: Client, entry: Entry, how: _How) -> None:
                 if entry.left and len(entry.ids) >= LEAVE_AFTER:
                     return
     entry.left = False  # it was all there before the client went
-    if not entry.done:
+    # nothing comes after an error event
+    if not entry.done and (entry.finished or not entry.ends):
         entry.broken = "the stream ended without [DONE]"
 
 
@@ -243,6 +248,8 @@ def _event(entry: Entry, event: dict[str, Any]) -> None:
         code = event["error"].get("code")
         entry.ends.append(f"error event {code}, {STATUS_OF.get(code, 500)}")
         return
+    if event.get("usage"):
+        entry.billed = event["usage"]["completion_tokens"]
     for choice in event["choices"]:
         entry.ids += choice.get("token_ids") or ()
         if entry.ids and entry.first_s is None:
@@ -275,6 +282,8 @@ def judge(
         stream = Stream(entry.question, ids=entry.ids)
         if entry.finished and not (whole and _right(stream, oracle)):
             wrong.append(f"request {number}: wrong tokens {entry.ids}")
+        if entry.finished and not entry.left and entry.billed != len(entry.ids):
+            wrong.append(f"request {number}: {entry.billed} tokens are billed")
         if not entry.finished and not _begins(entry):
             wrong.append(f"request {number}: a wrong beginning {entry.ids}")
     return wrong

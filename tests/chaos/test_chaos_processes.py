@@ -4,16 +4,21 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import pytest
+from tests.chaos.leaver import Leaver, long_body
 from tests.chaos.load import Allowed
-from tests.chaos.rounds import disturbed
+from tests.chaos.rounds import disturbed, noted
 from tests.chaos.site import ChaosSite
+from tests.chaos.truth import wait_true
 from tests.e2e.fault_rounds import Question
+from tests.e2e.oracle.prompts import text_tokens
 from tests.e2e.system import wait_for
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
+STREAMS = 20
 STOPPED_S = 30.0
 
 
@@ -38,6 +43,26 @@ def test_gateways_die(site: ChaosSite, asked: Sequence[Question]) -> None:
             it.load.answered(2)
             site.restart(name)
             wait_for(site.ready, 150, f"{name} is back")
+
+
+def test_a_gateway_dies_with_many_streams(site: ChaosSite) -> None:
+    """Nobody reads their answers any more: the workers let go of all of them."""
+    with noted("F1", f"kill -9 of a gateway with {STREAMS} streams") as it:
+        with ExitStack() as stack:
+            port = site.cluster.to_gateway["gateway-0"].port
+            clients = [stack.enter_context(Leaver(port)) for _ in range(STREAMS)]
+            for number, client in enumerate(clients):
+                prompt = text_tokens(site.tokenize, 40 + number, 60_000 + 50 * number)
+                client.ask(long_body(site, prompt))
+            for client in clients:
+                client.hear(1)
+            site.kill("gateway-0")
+            it.did(STREAMS)
+            site.wait_idle(*(name for name in site.names if name != "gateway-0"))
+        site.restart("gateway-0")
+        site.wait_whole()
+        wait_true(site)
+        it.saw("the workers hold nothing")
 
 
 @pytest.mark.parametrize(
