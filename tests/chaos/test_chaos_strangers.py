@@ -57,6 +57,8 @@ BAD_FIELDS: tuple[dict[str, Any], ...] = (
     {"temperature": -1},
     {"guided_regex": "("},
     {"guided_json": "{"},
+    {"guided_json": "[" * 2000},
+    {"structured_outputs": {"json": '{"not":' * 2000}},
     {"cache_salt": ""},
     {"model": 5},
 )

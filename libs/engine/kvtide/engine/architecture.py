@@ -195,7 +195,7 @@ def _decode(path: Path, kind: type[_T]) -> _T:
     except OSError as error:
         reason = f"can't be read ({error.strerror or error})"
         raise BrokenModel(path, reason) from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise BrokenModel(path, f"is not a usable configuration ({error})") from error
 
 

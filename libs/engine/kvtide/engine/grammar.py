@@ -92,18 +92,21 @@ def check_grammar(grammar: Grammar) -> None:
 
 
 def _of_schema(source: str) -> str:
+    kind = GrammarKind.JSON_SCHEMA
     try:
         schema = json.loads(source)
+        if schema is True:
+            schema = {}
+        if not isinstance(schema, dict):
+            raise InvalidGrammar(kind, "it is no JSON object")
+        # a client's own x-guidance could ask for what is not checked here
+        schema.pop("x-guidance", None)
+        source = json.dumps(schema)
+        return LLMatcher.grammar_from_json_schema(source, overrides=_JSON)  # pyright: ignore[reportArgumentType]
     except ValueError as error:
-        kind = GrammarKind.JSON_SCHEMA
         raise InvalidGrammar(kind, f"it is no JSON ({error})") from error
-    if schema is True:
-        schema = {}
-    if not isinstance(schema, dict):
-        raise InvalidGrammar(GrammarKind.JSON_SCHEMA, "it is no JSON object")
-    # a client's own x-guidance could ask for what is not checked here
-    schema.pop("x-guidance", None)
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON)  # pyright: ignore[reportArgumentType]
+    except RecursionError as error:
+        raise InvalidGrammar(kind, "it is nested too deeply") from error
 
 
 def choice_grammar(choices: tuple[str, ...]) -> Grammar:

@@ -143,5 +143,5 @@ class TensorReader:
 def _read_index(path: Path) -> _IndexFile:
     try:
         return msgspec.json.decode(path.read_bytes(), type=_IndexFile)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
         raise BrokenModel(path, f"can't be read ({error})") from error

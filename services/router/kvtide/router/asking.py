@@ -87,7 +87,8 @@ class _Logprobs(msgspec.Struct, frozen=True):
     top_logprobs: tuple[dict[str, float] | None, ...] = ()
 
 
-TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+_MOST_TOKENS = 1 << 32
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=_MOST_TOKENS)]
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -96,8 +97,11 @@ class _Choice(msgspec.Struct, frozen=True):
     logprobs: _Logprobs | None = None
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
+
+
 class _Details(msgspec.Struct, frozen=True):
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
 
 
 class _Usage(msgspec.Struct, frozen=True):
@@ -186,9 +190,12 @@ def _vllm_logprobs(said: _Logprobs) -> tuple[TokenLogprobs, ...]:
 
 def _token(name: str) -> int:
     try:
-        return int(name.removeprefix(_TOKEN_PREFIX))
+        token = int(name.removeprefix(_TOKEN_PREFIX))
     except ValueError as error:
-        raise EngineAnswerError(f"{name!r} is no token id") from error
+        raise EngineAnswerError(f"{name[:80]!r} is no token id") from error
+    if not 0 <= token < _MOST_TOKENS:
+        raise EngineAnswerError(f"{name[:80]!r} is no token id")
+    return token
 
 
 # ---- SGLang
@@ -200,8 +207,8 @@ class _Reason(msgspec.Struct, frozen=True):
 
 class _Meta(msgspec.Struct, frozen=True):
     finish_reason: _Reason | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int = 0
+    cached_tokens: Count | None = None
+    completion_tokens: Count = 0
 
 
 class _Generated(msgspec.Struct, frozen=True):

@@ -16,7 +16,8 @@ from kvtide.router.errors import EngineAnswerError
 from kvtide.runtime import ConfigError
 
 ASK_LIMIT_S = 5.0
-_SAID_CHARS = 300
+_SAID_BYTES = 400
+_METRICS_BYTES = 16 << 20
 _OK = 200
 _UNSUPPORTED = frozenset({400, 422})
 """What is wrong is the request: engines of one model are taken to be set up alike. What
@@ -122,11 +123,14 @@ class EngineClient:
             httpx.TransportError: there is no answer.
             TimeoutError: nor was there within a few seconds.
         """
-        async with asyncio.timeout(ASK_LIMIT_S):
-            answer = await self._http.get("/metrics")
-        if answer.status_code != _OK:
-            return None
-        return read_metrics(self._kind, answer.text)
+        async with (
+            asyncio.timeout(ASK_LIMIT_S),
+            self._http.stream("GET", "/metrics") as answer,
+        ):
+            if answer.status_code != _OK:
+                return None
+            text = await _beginning(answer, _METRICS_BYTES)
+        return read_metrics(self._kind, text)
 
     async def answer(
         self, work: DecodeWork, model: str, salt: str
@@ -143,7 +147,7 @@ class EngineClient:
         body: dict[str, Any] = dialect.body(work, model, salt)
         async with self._http.stream("POST", dialect.path, json=body) as response:
             if response.status_code != _OK:
-                said = (await response.aread())[:_SAID_CHARS].decode(errors="replace")
+                said = await _beginning(response, _SAID_BYTES)
                 final = response.status_code in _UNSUPPORTED
                 raise EngineAnswerError(
                     f"the engine answers {response.status_code}: {said}",
@@ -164,3 +168,13 @@ class EngineClient:
                 key=key,
             )
         return answer.content
+
+
+async def _beginning(answer: httpx.Response, most: int) -> str:
+    """Its first bytes as text; what comes after them is not read."""
+    data = b""
+    async for piece in answer.aiter_bytes():
+        data += piece
+        if len(data) >= most:
+            break
+    return data[:most].decode(errors="replace")

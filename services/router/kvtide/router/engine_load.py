@@ -13,6 +13,9 @@ _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _FADE = 0.2
 """The weight of a new measurement."""
+_MOST = 1 << 40
+"""No engine has more tokens or requests: what says so is held to this."""
+_MOST_DIGITS = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +72,25 @@ def read_metrics(kind: EngineKind, text: str) -> EngineMetrics:
     block = _whole(labels.get("block_size"))
     capacity = block * _whole(labels.get("num_gpu_blocks"))
     if kind is EngineKind.SGLANG:
-        capacity = int(sums.get("sglang:max_total_num_tokens", 0))
+        capacity = _count(sums.get("sglang:max_total_num_tokens", 0.0))
     shares = [peaks[name] for name in names.kv_share if name in peaks]
     return EngineMetrics(
-        running=int(sums.get(names.running, 0)),
-        waiting=int(sums.get(names.waiting, 0)),
+        running=_count(sums.get(names.running, 0.0)),
+        waiting=_count(sums.get(names.waiting, 0.0)),
         kv_share=min(1.0, max(0.0, *shares)) if shares else 0.0,
-        capacity_tokens=capacity,
+        capacity_tokens=min(capacity, _MOST),
         block_tokens=block,
     )
 
 
+def _count(number: float) -> int:
+    return int(min(max(0.0, number), _MOST))
+
+
 def _whole(text: str | None) -> int:
-    return int(text) if text and text.isdecimal() else 0
+    if not text or not text.isdecimal():
+        return 0
+    return _MOST if len(text) > _MOST_DIGITS else min(int(text), _MOST)
 
 
 @dataclass(slots=True)

@@ -94,7 +94,7 @@ def _read_object(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelTextError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelTextError(f"{path} holds no JSON object")
