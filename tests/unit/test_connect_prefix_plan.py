@@ -126,3 +126,19 @@ def test_the_finished_move_nothing() -> None:
     only_loads.allocated("r", ME, hashes(1), [[11]], (0, 0))
     only_loads.begins("r", [[11]], 0)
     assert only_loads.computes("r", 0, 4) is None
+
+
+def test_the_disowned_save_nothing_until_they_begin_anew() -> None:
+    plan = PrefixPlan(ONE)
+    plan.allocated("r", ME, hashes(4), [[11, 12, 13, 14]], (0, 4))
+    plan.begins("r", [[11, 12, 13, 14]], 4)
+    plan.disown()
+    # what the engine waits for is still loaded
+    assert len(plan.take_loads()) == 1
+    assert plan.computes("r", 4, 16) is None
+    assert plan.handed_over("r") is None
+    other = Claim("t", salt="other")
+    plan.allocated("r", other, hashes(4), [[11, 12, 13, 14]], (0, 0))
+    plan.begins("r", [[11, 12, 13, 14]], 0)
+    moves = (Move(0, (11, 12, 13), (b"h0", b"h1", b"h2")),)
+    assert plan.computes("r", 0, 12) == Task("r", other, moves)

@@ -9,6 +9,7 @@ import pytest
 from kvtide.connect.prefix_plan import Claim, Geometry, Group
 from kvtide.connect.settings import ConnectSettings
 from kvtide.connect.vllm_facts import (
+    SALTED,
     Claims,
     check_config,
     engine_spaces,
@@ -217,11 +218,44 @@ def test_a_claim_is_the_salt_and_the_adapters_content(tmp_path: Path) -> None:
     assert first is not None
     assert first.tenant == "me"
     assert first.adapter
-    (tmp_path / "adapter.safetensors").write_bytes(b"others")
-    assert claims.of(adapted) == first
+    (tmp_path / "adapter.safetensors").write_bytes(b"others!")
+    # which of the two vLLM has in memory is not known
+    assert claims.of(adapted) is None
     again = SimpleNamespace(**{**vars(lora), "lora_int_id": 2})
     changed = claims.of(SimpleNamespace(lora_request=again, cache_salt="me"))
     assert changed is not None
     assert changed.adapter != first.adapter
+    (tmp_path / "adapter.safetensors").write_bytes(b"weights")
+    assert claims.of(adapted) is None
     nowhere = SimpleNamespace(lora_int_id=3, lora_name="b", lora_path="hub/name")
     assert claims.of(SimpleNamespace(lora_request=nowhere, cache_salt="")) is None
+
+
+def test_nothing_of_before_is_claimed_after_a_reset(tmp_path: Path) -> None:
+    (tmp_path / "adapter.safetensors").write_bytes(b"weights")
+    lora = SimpleNamespace(lora_int_id=1, lora_name="a", lora_path=str(tmp_path))
+    requests = [
+        SimpleNamespace(lora_request=adapter, cache_salt=salt)
+        for adapter in (None, lora)
+        for salt in (None, "me", f"me{SALTED}mine")
+    ]
+    one, other = Claims(), Claims()
+    before = [one.of(request) for request in requests]
+    assert before == [other.of(request) for request in requests]
+    one.renew()
+    renewed = [one.of(request) for request in requests]
+    assert renewed == [one.of(request) for request in requests]
+    other.renew()
+    others = [other.of(request) for request in requests]
+    one.renew()
+    seen = {*before, *renewed, *others, *(one.of(request) for request in requests)}
+    assert None not in seen
+    assert len(seen) == 4 * len(requests)
+    # still each tenant's own
+    assert [claim and claim.tenant for claim in before] == [
+        claim and claim.tenant for claim in renewed
+    ]
+    (tmp_path / "adapter.safetensors").write_bytes(b"others!")
+    assert one.of(requests[-1]) is None
+    one.renew()
+    assert one.of(requests[-1]) is not None

@@ -64,6 +64,7 @@ def test_engines_share_a_pool_and_survive_its_faults(
             other = second.generate([LATER[0]], 16, salt="another tenant")
             assert other.cached == [0]
             assert other.tokens == [plain[LATER[0]]]
+            renew(second, plain)
             spoil(second, cluster, plain, seen)
             lose_nats(second, cluster, plain)
             lose_store(second, cluster, plain)
@@ -89,6 +90,19 @@ def reuse(
     again = engine.generate(SHARED)
     assert again.tokens == [plain[text] for text in SHARED]
     assert min(again.cached) > 0
+
+
+def renew(engine: VllmEngine, plain: dict[str, list[int]]) -> None:
+    """As after new weights: nothing of before is found, what is computed since is."""
+    known = engine.known()
+    engine.reset(pool=True)
+    fresh = engine.generate([LATER[0]])
+    assert (fresh.cached, fresh.tokens) == ([0], [plain[LATER[0]]])
+    engine.wait_known(known + blocks(fresh))
+    engine.reset()
+    again = engine.generate([LATER[0]])
+    assert again.cached == [full_tokens(each) for each in again.prompt_tokens]
+    assert again.tokens == [plain[LATER[0]]]
 
 
 def spoil(

@@ -85,9 +85,9 @@ class VllmEngine:
         asked = {"prompts": [prompt], "max_tokens": 16, "steps": steps}
         return Aborted(**self._ask({"op": "abort", **asked, "params": params}))
 
-    def reset(self) -> None:
-        """Forget the engine's own prefix cache."""
-        assert self._ask({"op": "reset"}) == {"reset": True}
+    def reset(self, *, pool: bool = False) -> None:
+        """Forget the engine's own prefix cache; with ``pool`` what it had there, too."""
+        assert self._ask({"op": "reset", "pool": pool}) == {"reset": True}
 
     def wait_linked(self) -> None:
         """Wait until it has found its store."""

@@ -17,7 +17,7 @@ from typing import Any
 def answer(llm: Any, asked: dict[str, Any]) -> dict[str, Any]:
     vllm: Any = importlib.import_module("vllm")
     if asked["op"] == "reset":
-        return {"reset": bool(llm.reset_prefix_cache())}
+        return {"reset": bool(llm.reset_prefix_cache(reset_connector=asked["pool"]))}
     if asked["op"] == "pool":
         scheduler = llm.llm_engine.engine_core.engine_core.scheduler
         transfer: Any = importlib.import_module("vllm.distributed.kv_transfer")

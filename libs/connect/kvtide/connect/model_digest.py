@@ -45,6 +45,21 @@ def folder_digest(folder: Path, kept_in: Path | None = None) -> str:
     return digest
 
 
+def folder_stamp(folder: Path) -> str:
+    """Hex text that changes with any file's size, time or inode; reads no content.
+
+    Raises:
+        ConfigError: the folder can't be read.
+    """
+    try:
+        return _stamp(sorted(_files(folder)))
+    except OSError as error:
+        raise ConfigError(
+            f"the model in {folder} can't be read: {error.strerror or error}",
+            key="model_digest",
+        ) from error
+
+
 def _files(folder: Path) -> Iterator[Path]:
     if folder.is_file():
         yield folder

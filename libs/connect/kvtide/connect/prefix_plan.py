@@ -330,6 +330,13 @@ class PrefixPlan:
             moves += _move(number, pairs)
         return Task(request, known.claim, tuple(moves), kept=True) if moves else None
 
+    def disown(self) -> None:
+        """Save nothing more of the requests that are followed now.
+
+        Loads that are to be given out still are: the engine waits for them.
+        """
+        self._requests.clear()
+
     def finished(self, request: str) -> None:
         """The request is over, or its blocks are taken from it."""
         self._requests.pop(request, None)

@@ -188,6 +188,12 @@ class _Scheduling:
         lease_s = self.shared.settings.lease_s
         return answer_params(self._engine, name, prompt, lease_s)
 
+    def reset(self) -> None:
+        """Find nothing of before, and save nothing more of requests that run."""
+        self._claims.renew()
+        self._plan.disown()
+        self._names.clear()
+
     def _forget(self, request: str) -> None:
         self._plan.finished(request)
         self._names.forget(request)
@@ -289,6 +295,15 @@ class KvtideConnector(KVConnectorBase_V1, SupportsHMA):
         del block_ids
         assert self._scheduling is not None  # noqa: S101 - vLLM's contract
         return False, self._scheduling.finished(request)
+
+    def reset_cache(self) -> bool:
+        """Whoever asks has other weights, or wants a cold start.
+
+        Blocks in the pool stay: other instances compute as they did.
+        """
+        assert self._scheduling is not None  # noqa: S101 - vLLM's contract
+        self._scheduling.reset()
+        return True
 
     # ---- worker
 

@@ -8,15 +8,16 @@ made from what both are given.
 
 import json
 import platform
+import secrets
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from blake3 import blake3
 
-from kvtide.connect.model_digest import folder_digest
+from kvtide.connect.model_digest import folder_digest, folder_stamp
 from kvtide.connect.prefix_plan import Claim, Geometry, Group
 from kvtide.connect.settings import ConnectSettings
 from kvtide.connect.shape import FOREIGN_LAYOUT, BlockShape
@@ -31,6 +32,9 @@ PACKING = ("amx_tile", "amx_bf16", "avx512f", "avx512_bf16", "avx2", "asimd", "s
 """Instructions that kernels choose an order of numbers by."""
 SALTED = "\x1f"
 """In a ``cache_salt``: between a tenant and a salt that narrows, if there is one."""
+
+RENEWED = "\x1e"
+"""In a claim's salt: before what tells apart what was computed since a reset."""
 
 SAFE_HASHES = ("sha256", "sha256_cbor")
 WHOLE = ("FullAttentionSpec", "MLAAttentionSpec")
@@ -123,15 +127,34 @@ def engine_spaces(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Adapter:
+    """What is known of an adapter; both "": nothing of it is pooled."""
+
+    stamp: str
+    digest: str
+
+
 class Claims:
     """Whose the blocks of requests are; remembers the digests of adapters.
 
     vLLM loads an adapter once for each of its numbers, so its files are read once too.
+    If they change after that, what vLLM computes with is not known: it may be the files
+    as they were, or as they are. Nothing of that adapter is pooled then.
     """
 
     def __init__(self) -> None:
         """No adapter is known."""
-        self._adapters: OrderedDict[tuple[object, ...], str] = OrderedDict()
+        self._adapters: OrderedDict[tuple[object, ...], _Adapter] = OrderedDict()
+        self._renewed = ""
+
+    def renew(self) -> None:
+        """What was computed before holds no more: the weights may have been replaced.
+
+        By what is not known, so what is pooled from now on is found by this engine alone.
+        """
+        self._adapters.clear()
+        self._renewed = RENEWED + secrets.token_hex(16)
 
     def of(self, request: Any) -> Claim | None:
         """A request's claim; None: nothing of it may be pooled."""
@@ -140,21 +163,25 @@ class Claims:
         if lora is not None and not adapter:
             return None
         tenant, _, salt = (getattr(request, "cache_salt", None) or "").partition(SALTED)
-        return Claim(tenant, adapter, salt)
+        return Claim(tenant, adapter, salt + self._renewed)
 
     def _digest(self, lora: Any) -> str:
-        """The adapter's digest, "" if its files can't be read here."""
-        known = (lora.lora_int_id, lora.lora_name, lora.lora_path)
-        digest = self._adapters.pop(known, None)
-        if digest is None:
-            try:
-                digest = folder_digest(Path(lora.lora_path))
-            except ConfigError:
-                digest = ""
-        self._adapters[known] = digest
+        """The adapter's digest, "" if its files can't be read here or have changed."""
+        name = (lora.lora_int_id, lora.lora_name, lora.lora_path)
+        folder = Path(lora.lora_path)
+        try:
+            stamp = folder_stamp(folder)
+            known = self._adapters.pop(name, None)
+            if known is None:
+                known = _Adapter(stamp, folder_digest(folder))
+            elif known.stamp != stamp:
+                known = _Adapter("", "")
+        except ConfigError:
+            known = _Adapter("", "")
+        self._adapters[name] = known
         if len(self._adapters) > MAX_ADAPTERS:
             self._adapters.popitem(last=False)
-        return digest
+        return known.digest
 
 
 def model_digest(config: Any, settings: ConnectSettings) -> str:

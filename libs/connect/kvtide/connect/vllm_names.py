@@ -64,6 +64,10 @@ class RequestNames:
         """It is over, or its blocks are taken from it."""
         self._requests.pop(request, None)
 
+    def clear(self) -> None:
+        """Names of all requests are made anew."""
+        self._requests.clear()
+
     def _space(self, facts: ModelFacts, claim: Claim) -> KeySpace:
         if claim.adapter:
             facts = facts.adapted("", claim.adapter)
