@@ -1,10 +1,14 @@
 """The pure parts of the connectors' client."""
 
+from dataclasses import asdict
+
 import pytest
 from hypothesis import given, strategies as st
+from prometheus_client import CollectorRegistry
 
 from kvtide.bus.messages import Dropped
 from kvtide.connect import BlockShape, ClientCounts, EngineSpace, ForeignSpace
+from kvtide.connect.connector_metrics import ConnectorMetrics
 from kvtide.connect.counts import FIELDS
 from kvtide.connect.index import BlockIndex
 from kvtide.connect.rest import Rest
@@ -169,3 +173,16 @@ def test_a_connector_makes_no_secret(tmp_path: object) -> None:
     settings = ConnectSettings.model_validate({"state_dir": tmp_path})
     with pytest.raises(ConfigError, match="start kvtide here once"):
         settings.secret_path()
+
+
+def test_a_workers_metrics_add_up_what_a_connector_did() -> None:
+    registry = CollectorRegistry()
+    metrics = ConnectorMetrics(registry)
+    metrics.add(asdict(ClientCounts(loaded_blocks=3, load_s=0.5)))
+    metrics.add({"loaded_blocks": 2, "unheard_of": 7})
+
+    def seen(name: str) -> float | None:
+        return registry.get_sample_value(f"kvtide_connector_{name}_total")
+
+    assert (seen("loaded_blocks"), seen("load_s"), seen("away")) == (5, 0.5, 0)
+    assert seen("unheard_of") is None

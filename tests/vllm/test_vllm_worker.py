@@ -137,6 +137,9 @@ def loads(cluster: Cluster, oracle: Oracle, prompt: list[int]) -> None:
     answer = ask(cluster, longer)
     assert oracle.check(longer, answer.ids).right
     assert answer.cached >= REUSED_TOKENS
+    seen = cluster["vllm-1"].metrics()
+    assert seen["kvtide_connector_loaded_blocks_total"] > 0
+    assert seen["kvtide_connector_loaded_bytes_total"] > 0
 
 
 def outlives(

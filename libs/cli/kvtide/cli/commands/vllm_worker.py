@@ -10,6 +10,7 @@ from kvtide.bus import Node
 from kvtide.cli.resolve import resolve
 from kvtide.cli.roles import VLLM
 from kvtide.cli.running import run_process
+from kvtide.connect.connector_metrics import ConnectorMetrics
 from kvtide.connect.vllm_worker.settings import VllmSettings, prepare_environment
 from kvtide.decode.limits import DecodeLimits
 from kvtide.kv import Role
@@ -56,7 +57,7 @@ async def _serve(
     from kvtide.worker.process import Service, serve_roles  # noqa: PLC0415
     from kvtide.worker.request_service import RequestChassis  # noqa: PLC0415
 
-    engine = VllmEngine(settings)
+    engine = VllmEngine(settings, ConnectorMetrics(registry))
 
     def chassis(node: Node, pool: PoolClient) -> RequestChassis:
         return RequestChassis(node, engine, pool, registry)

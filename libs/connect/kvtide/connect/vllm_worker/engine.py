@@ -22,8 +22,10 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.version import __version__ as vllm_version
 
+from kvtide.connect.connector_metrics import ConnectorMetrics
 from kvtide.connect.model_digest import folder_digest
 from kvtide.connect.vllm_facts import SALTED, served_facts
+from kvtide.connect.vllm_worker.counting import loggers
 from kvtide.connect.vllm_worker.pictures import PictureReader, most_pictures
 from kvtide.connect.vllm_worker.sampling import ENGINE, logprobs_of, params_of
 from kvtide.connect.vllm_worker.settings import VllmSettings
@@ -45,13 +47,14 @@ log = structlog.get_logger("kvtide.connect")
 class VllmEngine:
     """A ``RequestEngine``. ``start`` it once, ``close`` it once."""
 
-    def __init__(self, settings: VllmSettings) -> None:
-        """Nothing runs before ``start``.
+    def __init__(self, settings: VllmSettings, metrics: ConnectorMetrics) -> None:
+        """Nothing runs before ``start``. What the connector does goes to ``metrics``.
 
         Raises:
             ConfigError: the settings can't be used.
         """
         self._settings = settings
+        self._metrics = metrics
         self._options = settings.options()
         self._adapters = {
             name: LoRARequest(name, number, str(folder))
@@ -234,7 +237,9 @@ class VllmEngine:
             kv_transfer_config=connector,
             **{"disable_log_stats": True, **self._options},
         )
-        llm = self._llm = AsyncLLM.from_engine_args(args)
+        llm = self._llm = AsyncLLM.from_engine_args(
+            args, stat_loggers=loggers(self._metrics)
+        )
         for adapter in self._adapters.values():
             # one that vLLM can't take shall be known now
             await llm.add_lora(adapter)
