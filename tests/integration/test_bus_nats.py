@@ -395,6 +395,34 @@ async def test_a_process_that_was_stopped_begins_a_new_life(
     assert f"fenced {events[-2].member.ref.epoch}" in output.decode()
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"transfer_engine": "nixl"}, "pip install"),
+        ({"transfer_engine": "mooncake:rdma:mlx5_0"}, "pip install"),
+        (
+            {
+                "transfer_engine": "nixl",
+                **{f"transfer_{n}_file": f"/{n}" for n in ("cert", "key", "ca")},
+            },
+            "does not encrypt",
+        ),
+    ],
+)
+async def test_a_transfer_engine_that_cannot_be_used_is_named(
+    tmp_path: Path, changes: dict[str, str], said: str
+) -> None:
+    settings = RoleSettings.model_validate(
+        {"nats": "nats://127.0.0.1:9", "node": "n", "state_dir": tmp_path, **changes}
+    )
+    with pytest.raises(ConfigError, match=said) as caught:
+        async with open_node(
+            settings, [Role.STORE], clock=SystemClock(), registry=CollectorRegistry()
+        ):
+            pytest.fail("opened without its engine")
+    assert caught.value.key == "transfer_engine"
+
+
 async def test_a_taken_transfer_port_is_named(
     server: NatsServer, tmp_path: Path
 ) -> None:

@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
+from pydantic import ValidationError
 from tests.contract.transfer_world import MIB, SECRET, pattern
 
 from kvtide.runtime import SystemClock
+from kvtide.runtime.settings import RoleSettings
 from kvtide.transfer import (
     Access,
     AccessDenied,
@@ -22,6 +24,7 @@ from kvtide.transfer import (
     TimedOut,
     Unreachable,
     WriteSlice,
+    engine_named,
 )
 from kvtide.transfer.engines import mooncake, nixl
 from kvtide.transfer.engines.seam import Flight
@@ -271,3 +274,33 @@ def test_an_engine_that_is_not_installed_says_what_to_do(
         monkeypatch.setattr(module.importlib, "import_module", absent)
     with pytest.raises(Refused, match=rf"kvtide\[{engine.name}\]"):
         engine.open("127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "made_with"),
+    [
+        ("", None, {}),
+        ("nixl", NixlEngine, {"_backend_name": "UCX"}),
+        ("nixl:LIBFABRIC", NixlEngine, {"_backend_name": "LIBFABRIC"}),
+        ("mooncake", MooncakeEngine, {"_protocol": "tcp", "_device": ""}),
+        (
+            "mooncake:rdma:mlx5_0",
+            MooncakeEngine,
+            {"_protocol": "rdma", "_device": "mlx5_0"},
+        ),
+    ],
+)
+def test_a_setting_names_an_engine(
+    text: str, kind: type[Engine] | None, made_with: dict[str, str]
+) -> None:
+    engine = engine_named(RoleSettings(transfer_engine=text).transfer_engine)
+    assert (type(engine) if engine else None) is kind
+    assert made_with.items() <= (vars(engine) if engine else {}).items()
+
+
+@pytest.mark.parametrize(
+    "text", ["ucx", "nixl:UCX:x", "nixl:", "mooncake:", "mooncake:a:b:c"]
+)
+def test_what_names_no_engine_is_refused(text: str) -> None:
+    with pytest.raises(ValidationError, match="transfer_engine"):
+        RoleSettings(transfer_engine=text)

@@ -21,7 +21,14 @@ from kvtide.runtime import Clock, ConfigError, TaskScope
 from kvtide.runtime.settings import RoleSettings
 from kvtide.runtime.tracer_opening import open_tracer
 from kvtide.runtime.tracing import Tracer
-from kvtide.transfer import Endpoint, PrometheusObserver, TlsFiles
+from kvtide.transfer import (
+    Endpoint,
+    PrometheusObserver,
+    Refused,
+    TlsFiles,
+    Unreachable,
+    engine_named,
+)
 
 log = structlog.get_logger("kvtide.bus")
 
@@ -120,6 +127,13 @@ async def _started_endpoint(
     observer: PrometheusObserver,
     tracer: Tracer,
 ) -> Endpoint:
+    tls = transfer_tls(settings)
+    if tls is not None and settings.transfer_engine:
+        raise ConfigError(
+            f"{settings.transfer_engine} does not encrypt what it carries: use either "
+            "transfer_engine or the certificates of transfer ports",
+            key="transfer_engine",
+        )
     endpoint = Endpoint(
         node=settings.node,
         epoch=identity.current.epoch,
@@ -129,12 +143,18 @@ async def _started_endpoint(
         port=settings.transfer_port,
         advertise_host=settings.advertise or None,
         shm_dir=settings.shm_dir,
-        tls=transfer_tls(settings),
+        tls=tls,
+        engine=engine_named(settings.transfer_engine),
         observer=observer,
         tracer=tracer,
     )
     try:
         await endpoint.start()
+    except (Refused, Unreachable) as error:
+        raise ConfigError(
+            f"bulk bytes can't go by {settings.transfer_engine}: {error}",
+            key="transfer_engine",
+        ) from error
     except OSError as error:
         raise ConfigError(
             f"the transfer port {settings.listen}:{settings.transfer_port} can't be "

@@ -111,6 +111,12 @@ class RoleSettings(BaseModel):
     transfer_ca_file: Path | None = Field(
         default=None, description="file with the authority that signed all of them"
     )
+    transfer_engine: str = Field(
+        default="",
+        pattern=r"^(nixl(:[A-Z0-9_]+)?|mooncake(:[a-z0-9_]+(:[\w.,-]+)?)?)?$",
+        description="engine of others for bulk bytes between hosts that both have it: "
+        "nixl or nixl:BACKEND, mooncake or mooncake:PROTOCOL[:DEVICE]; empty: none",
+    )
     log_level: str = Field(
         default="info",
         pattern="^(debug|info|warning|error)$",

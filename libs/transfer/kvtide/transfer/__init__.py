@@ -50,7 +50,12 @@ b'hello' ('reader', 1, b'thanks')
 
 from kvtide.transfer.cuda import DeviceMemory
 from kvtide.transfer.endpoint import Endpoint
-from kvtide.transfer.engines import Engine, MooncakeEngine, NixlEngine
+from kvtide.transfer.engines import (
+    Engine,
+    MooncakeEngine,
+    NixlEngine,
+    engine_named,
+)
 from kvtide.transfer.errors import (
     AccessDenied,
     Cancelled,
@@ -137,6 +142,7 @@ __all__ = [
     "TransferResult",
     "Unreachable",
     "WriteSlice",
+    "engine_named",
     "huge_pages",
     "shm_host",
     "sweep_shm",
