@@ -23,7 +23,7 @@ TEST_THREADS ?= 1
 TEST_JOBS ?= $(shell echo $$(( $$(nproc) < 7 ? $$(nproc) + 1 : 8 )))
 SECONDS ?= 600
 
-.PHONY: help setup up test test-full check format bench sim sim-soak chaos soak fuzz audit secrets docs clean distclean test-compose test-rdma test-vllm test-nixl test-mooncake rdma
+.PHONY: help setup up test test-full check format bench sim sim-soak chaos soak fuzz audit secrets docs clean distclean test-compose test-rdma test-vllm test-nixl test-mooncake test-sglang test-lmcache rdma
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -95,6 +95,12 @@ test-nixl: setup ## the transfer contract over NIXL (UCX); makes an environment 
 
 test-mooncake: setup ## the same over Mooncake's engine (TCP)
 	@ops/engines/test.sh mooncake $(ARGS)
+
+test-sglang: setup ## SGLang's connector against its released wheel's own classes
+	@ops/connectors/test.sh sglang $(ARGS)
+
+test-lmcache: setup ## LMCache's, the same
+	@ops/connectors/test.sh lmcache $(ARGS)
 
 rdma: setup ## link the system's pyverbs into .venv
 	@ops/rdma/link-pyverbs.sh .venv
