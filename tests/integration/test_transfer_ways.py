@@ -264,6 +264,16 @@ async def test_memory_takes_the_near_device(owner: Endpoint, fabric: Fabric) -> 
             assert fabric.moved == {near: 5 * size}
 
 
+async def test_who_comes_with_an_address_of_before_is_told_the_ways_of_now() -> None:
+    cards = ["127.0.0.1"]
+    async with owner_on(cards) as owner, reader_by_tcp() as reader:
+        before = owner.address
+        cards[:] = ["127.0.0.3"]
+        await asyncio.to_thread(owner.look_again)
+        peer = await reader.connect(before)
+        await until_ways(peer, "127.0.0.3")
+
+
 async def test_without_any_way_the_deadline_ends_it() -> None:
     cards = ["127.0.0.1"]
     async with (

@@ -82,6 +82,7 @@ class Server:
         self._threads: set[threading.Thread] = set()
         self._unproved = 0
         self._closing = False
+        self._told = b""
         self._listener: socket.socket | None = None
         self._rdma: RdmaOwner | None = None
         self._slabs: Slabs | None = None
@@ -131,9 +132,21 @@ class Server:
             inbound.region_gone(region.number)
 
     def tell_ways(self, body: bytes) -> None:
-        """Tell all peers of other ways to us; see ``wire.pack_ways``."""
+        """Tell all peers of other ways to us, later ones too; see ``wire.pack_ways``.
+
+        By one thread at a time.
+        """
+        with self._lock:
+            self._told = body
         for inbound in self._proved():
             inbound.tell_ways(body)
+
+    def _tell_what_was_told(self, inbound: Inbound) -> None:
+        """To a peer that came with an address of before, or between two words."""
+        told = b""
+        while told != self._told:
+            told = self._told
+            inbound.tell_ways(told)
 
     def drop_users(self, region: Region) -> None:
         """Cut the connections that use the region now."""
@@ -277,6 +290,7 @@ class Server:
             ]
         for each in older:
             each.channel.shutdown()
+        self._tell_what_was_told(inbound)
         try:
             inbound.run()
         except Refused as error:
