@@ -14,7 +14,7 @@ from kvtide.catalog import (
 )
 from kvtide.kv import BlockKey, TenantId, tenant_tag
 from kvtide.store.ssd.events import DeletedSpace, RemovedBlock
-from kvtide.store.tombstones import Tombstones
+from kvtide.store.tombstones import Read, Tombstones
 
 
 def space(tenant: str, until_ms: int) -> DeletedSpace:
@@ -40,6 +40,9 @@ def test_they_are_remembered_when_the_catalog_is_away(tmp_path: Path) -> None:
     assert ask() == [space("gone", 50_500)]
     away = Tombstones(kept, "postgresql+asyncpg://nobody@127.0.0.1:1/none", SECRET)
     assert away() == [space("gone", 50_500)]
+    # a store holds what is found later against what its SSD was opened by
+    assert away.first == Read((space("gone", 50_500),), whole=False)
+    assert ask.first == Read((), whole=True)
     # what the catalog has pruned is not forgotten here
     (tmp_path / "catalog.sqlite3").unlink()
     write(url, TenantRow(TenantId("later"), "Later", 1.0, deleted_at_s=60.0))

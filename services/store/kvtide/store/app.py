@@ -12,7 +12,7 @@ from kvtide.catalog import Catalog, Change, Writer, catalog_url
 from kvtide.kv import Role
 from kvtide.runtime import Clock, TaskScope
 from kvtide.runtime.health import HealthServer, Readiness
-from kvtide.store.deletion_watch import DeletionWatch
+from kvtide.store.deletion_watch import DeletionBook, DeletionWatch
 from kvtide.store.drained_mark import DrainedMark
 from kvtide.store.key_encryption import load_kek
 from kvtide.store.rows import CatalogRows
@@ -22,6 +22,10 @@ from kvtide.store.ssd.events import Tombstone
 from kvtide.store.ssd.life import ssd_dir
 from kvtide.store.tenant_keys import CatalogKeys, check_catalog, check_start
 from kvtide.store.tombstones import Tombstones
+
+OPENING_S = 60.0
+"""So long is waited for an SSD to be opened, before deletions are looked for without."""
+OPENING_LOOK_S = 0.05
 
 log = structlog.get_logger("kvtide.store")
 
@@ -107,8 +111,20 @@ async def _watch(
         machine = service.machine
         return machine is not None and machine.ssd.was_told(deleted)
 
-    every_s = settings.deletions_check_s
-    watch = DeletionWatch(deletions.since, service.remove, node.clock, every_s=every_s)
+    clock = node.clock
+    start_s, until_s = clock.wall(), clock.monotonic() + OPENING_S
+    while settings.ssd_bytes and deletions.first is None:
+        # whoever opens the SSD asks first; it may have no directory yet
+        if clock.monotonic() > until_s:
+            break
+        await clock.sleep(OPENING_LOOK_S)
+    watch = DeletionWatch(
+        deletions.since,
+        service.remove,
+        clock,
+        book=DeletionBook.at(start_s, deletions.first),
+        every_s=settings.deletions_check_s,
+    )
     await watch.run(told, lambda: node.bus.connected)
 
 

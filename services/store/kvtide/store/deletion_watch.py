@@ -7,6 +7,7 @@ bus meanwhile, and not so long that it begins a new life, finds out here.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import structlog
 
@@ -15,6 +16,7 @@ from kvtide.catalog import CatalogError
 from kvtide.kv import BlockKey
 from kvtide.runtime import Clock
 from kvtide.store.ssd.events import DeletedSpace, Tombstone
+from kvtide.store.tombstones import Read
 
 log = structlog.get_logger("kvtide.store")
 
@@ -39,9 +41,24 @@ class DeletionBook:
     """Which deletions a store has yet to carry out. Pure."""
 
     floor_ms: int
-    """Older ones are known by whoever opens the SSD; DRAM was empty then."""
+    """Older ones are of no concern."""
     newest_ms: int = 0
     _done_ms: dict[BlockSelector, int] = field(default_factory=dict[BlockSelector, int])
+
+    @classmethod
+    def at(cls, start_s: float, first: Read | None) -> Self:
+        """Of a life that began then (wall clock), with what its SSD was opened by.
+
+        What is in there concerns only blocks of before, which are gone: DRAM was empty,
+        and the SSD's were left out. Carried out again it would take newer ones. Without
+        an SSD (None) what is old concerns nothing that is here.
+        """
+        if first is None:
+            return cls(round((start_s - SKEW_S) * 1e3))
+        book = cls(round((start_s - OVERLAP_S) * 1e3) if first.whole else 0)
+        for each in first.known:
+            book.done(each)
+        return book
 
     @property
     def since_s(self) -> float:
@@ -63,10 +80,11 @@ class DeletionBook:
 
     def done(self, tombstone: Tombstone) -> None:
         """It need not be done again."""
-        self._done_ms[selector(tombstone)] = tombstone.until_ms
+        select = selector(tombstone)
+        self._done_ms[select] = max(self._done_ms.get(select, 0), tombstone.until_ms)
 
     def read(self, found: Sequence[Tombstone]) -> None:
-        """All of these are done or were told: what is much older is not asked for again."""
+        """All of these are done or were told: what is much older is not asked again."""
         self.newest_ms = max([self.newest_ms, *(each.until_ms for each in found)])
         since_ms = self.since_s * 1e3
         self._done_ms = {k: ms for k, ms in self._done_ms.items() if ms >= since_ms}
@@ -83,14 +101,20 @@ class DeletionWatch:
     """Asks each ``every_s`` seconds, and at once when the bus is back."""
 
     def __init__(
-        self, ask: Ask, remove: Remove, clock: Clock, *, every_s: float
+        self,
+        ask: Ask,
+        remove: Remove,
+        clock: Clock,
+        *,
+        book: DeletionBook,
+        every_s: float,
     ) -> None:
         """Nothing is asked before ``run``."""
         self._ask = ask
         self._remove = remove
         self._clock = clock
         self._every_s = every_s
-        self._book = DeletionBook(round((clock.wall() - SKEW_S) * 1e3))
+        self._book = book
 
     async def run(
         self, told: Callable[[Tombstone], bool], connected: Callable[[], bool]

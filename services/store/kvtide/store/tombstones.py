@@ -36,26 +36,38 @@ class _Lines(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class Read:
+    """What was known when it was asked for; ``whole``: the catalog has answered."""
+
+    known: tuple[Tombstone, ...]
+    whole: bool
+
+
+@dataclass(slots=True)
 class Tombstones:
     """Call it in a thread; it may block for ``ASK_LIMIT_S``, and never raises.
 
-    ``path`` is where they are kept, ``url`` the catalog's.
+    ``path`` is where they are kept, ``url`` the catalog's. ``first`` is what the first
+    call has read.
     """
 
     path: Path
     url: str
     secret: bytes = field(repr=False)
+    first: Read | None = field(default=None, init=False)
 
     def __call__(self) -> Sequence[Tombstone]:
         """Blocks of these spaces, and these blocks, that were written before their end are not meant."""
-        known = _latest(self._kept())
+        known, whole = _latest(self._kept()), False
         try:
             found = asyncio.run(self._ask())
         except (CatalogError, TimeoutError, OSError) as error:
             log.warning("deletions_from_file", count=len(known), why=str(error))
         else:
-            known = _latest([*known, *found])
+            known, whole = _latest([*known, *found]), True
             self._keep(known)
+        if self.first is None:
+            self.first = Read(tuple(known), whole)
         return known
 
     def since(self, since_s: float) -> list[Tombstone]:
