@@ -46,7 +46,8 @@ def test_a_key_is_named_by_its_prefix_and_kept_as_a_hash() -> None:
     assert KEY.text.startswith(f"kvt_{KEY.prefix}_")
     assert key_prefix(KEY.text) == KEY.prefix
     assert key_hash(KEY.text) == KEY.key_hash
-    secret = KEY.text.rpartition("_")[2]
+    secret = KEY.text.removeprefix(f"kvt_{KEY.prefix}_")
+    assert len(secret) > 30
     assert secret not in repr(KEY)
     assert secret not in repr(ROW)
     assert make_key().text != KEY.text
