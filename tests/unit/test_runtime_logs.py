@@ -4,6 +4,7 @@ import io
 import json
 import logging
 
+import pytest
 import structlog
 
 from kvtide.runtime.logs import configure_logging, request_context
@@ -57,6 +58,27 @@ def test_an_exception_is_one_json_line() -> None:
         structlog.get_logger().exception("failed", request="r")
     (line,) = out.getvalue().splitlines()
     assert "ValueError: invalid literal" in json.loads(line)["exception"]
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_passwords_in_urls_are_hidden_wherever_they_are(log_format: str) -> None:
+    out = io.StringIO()
+    configure_logging(log_format=log_format, stream=out)
+    url = "postgresql://kv:p4ss/w0rd@db:5432/kv"
+    try:
+        raise OSError(f"no answer from {url}")  # noqa: TRY301 - what is logged
+    except OSError:
+        logging.getLogger("elsewhere").exception("can't reach %s", url)
+        structlog.get_logger().exception(f"lost {url}", tried=[url], at={"url": url})
+    lines = out.getvalue()
+    assert "p4ss" not in lines
+    assert "w0rd" not in lines
+    # two messages, two tracebacks and two fields
+    assert lines.count("kv:********@db:5432/kv") == 6
+    if log_format == "json":
+        events = [json.loads(line) for line in lines.splitlines()]
+        assert all("kv:********@db" in event["exception"] for event in events)
+        assert all("kv:********@db" in event["event"] for event in events)
 
 
 def test_console_lines_are_for_people() -> None:

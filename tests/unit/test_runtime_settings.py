@@ -161,3 +161,6 @@ def test_shown_hides_secrets_and_passwords() -> None:
     assert hide_passwords("a nats://u:p@h:1 b") == "a nats://u:********@h:1 b"
     assert hide_passwords("nats://token@h:1") == "nats://********@h:1"
     assert hide_passwords("postgresql://user@h/d") == "postgresql://user@h/d"
+    assert hide_passwords("pg://u:p/w@h/d") == "pg://u:********@h/d"
+    for plain in ("http://h:80/users/@me", "nats://h:1,nats://token@g:2"):
+        assert hide_passwords(plain) == plain.replace("token", "********")

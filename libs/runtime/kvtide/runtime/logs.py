@@ -2,7 +2,8 @@
 
 Everywhere else: ``structlog.get_logger()`` and ``log.info("placed", request=…)``.
 Prompts are never logged: a field that could hold one is replaced by its length. What
-other libraries log through ``logging`` comes out in the same form.
+other libraries log through ``logging`` comes out in the same form. Passwords in URLs are
+hidden in whole lines, tracebacks and other libraries' messages included.
 """
 
 import contextlib
@@ -73,6 +74,7 @@ def configure_logging(
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 *renderer,
+                _hide_in_line,
             ],
         )
     )
@@ -107,6 +109,9 @@ def _redact(_logger: Any, _method: str, event: Event) -> Event:
             event[key] = HIDDEN
         elif key in _PROMPT_FIELDS and isinstance(value, (str, bytes, list, tuple)):
             event[key] = f"<{len(cast('Sized', value))}>"
-        elif isinstance(value, str) and "://" in value:
-            event[key] = hide_passwords(value)
     return event
+
+
+def _hide_in_line(_logger: Any, _method: str, line: Any) -> Any:
+    """The last step: a URL may be in a message, a traceback or within a field's value."""
+    return hide_passwords(line) if "://" in line else line

@@ -37,7 +37,8 @@ S = TypeVar("S", bound=BaseModel)
 
 HIDDEN = "********"
 _SECRET_NAME = re.compile(r"(^|_)(secret|password|token|api_keys?|engine_key)$")
-_URL_PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):([^/@\s]*)@")
+# drivers take a slash in a password; a port with a path, and the next URL, are none
+_URL_PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):(?!\d{1,5}/)((?:[^/@\s]|/(?!/))*)@")
 _NATS_TOKEN = re.compile(r"\b(nats|tls|ws|wss)://[^/@\s:]+@")
 
 
