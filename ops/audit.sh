@@ -14,7 +14,7 @@ fetch() {
 
 case $what in
 dependencies)
-  # ends with 1 for a known vulnerability, with 3 where the advisories can't be asked
+  # ends with 1 for a known vulnerability, with 3 where the advisories of a pin can't be asked
   report=$(mktemp)
   trap 'rm -f "$report"' EXIT
   if fetch pip-audit 'pip-audit==2.10.1'; then
@@ -36,7 +36,11 @@ for pin, each in bad:
 print(f"audit: {len(known)} of {len(pins)} pins looked up, {len(bad)} known vulnerabilities")
 if not known:
     print("audit: the advisory database could not be asked (it needs the network)")
-sys.exit(1 if bad else 0 if known else 3)
+elif len(known) < len(pins):
+    for pin in pins:
+        if "skip_reason" in pin:
+            print(f"audit: {pin['name']} was not looked up: {pin['skip_reason']}")
+sys.exit(1 if bad else 0 if known and len(known) == len(pins) else 3)
 EOF
   ;;
 secrets)

@@ -23,7 +23,9 @@ BAD: dict[str, object] = {
 @pytest.mark.parametrize(
     ("found", "status", "said"),
     [
-        ([SOUND, SKIPPED], 0, "1 of 2 pins looked up, 0 known vulnerabilities"),
+        ([SOUND], 0, "1 of 1 pins looked up, 0 known vulnerabilities"),
+        ([SOUND, SKIPPED], 3, "torch was not looked up: Dependency not found"),
+        ([SKIPPED, BAD], 1, "jinja2 3.0: CVE-2024-1, mended in 3.1"),
         ([SOUND, BAD], 1, "jinja2 3.0: CVE-2024-1, mended in 3.1"),
         ([SKIPPED], 3, "could not be asked"),
         (None, 3, "could not be asked"),
