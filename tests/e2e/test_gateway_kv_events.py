@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """A router of others hears from a real gateway what a real pool holds, in vLLM's format."""
 
 import subprocess

@@ -23,8 +23,8 @@ from tests.integration.gateway_cluster import (
 )
 
 from kvtide.bus.messages import RejectCode
-from kvtide.catalog import Catalog, KeyScope, Limits, Tenancy, catalog_url
-from kvtide.kv import TenantId, tenant_tag
+from kvtide.catalog import Catalog, KeyScope, Limits, NodeRow, Tenancy, catalog_url
+from kvtide.kv import NodeId, TenantId, tenant_tag
 from kvtide.runtime import ConfigError, SystemClock
 
 QUICK: dict[str, Any] = {"keys_refresh_s": 0.05}
@@ -166,8 +166,16 @@ async def test_administration_has_a_key_of_its_own_and_is_noted(tmp_path: Path) 
         listed = (await client.get("/admin/v1/keys", headers=admin)).text
         assert made.json()["prefix"] in listed
         assert made.json()["key"] not in listed
+        nodes = (("down", "store"), ("other", "decode"))
+        rows = [
+            NodeRow(NodeId(name), 1, (role,), "host", "ready", "", 1.0)
+            for name, role in nodes
+        ]
+        await desk.tenancy.catalog.write(rows)
         gone = await client.delete("/admin/v1/tenants/fresh", headers=admin)
         assert gone.json()["keys_revoked"] == 1
+        # a store that the catalog knows, and that does not answer
+        assert (gone.json()["stores"], gone.json()["unheard"]) == ([], ["down"])
         assert (await ask(client, key)).status_code == 401
         assert (
             await client.delete("/admin/v1/keys/0123", headers=admin)

@@ -108,11 +108,16 @@ class MadeKeyReply(msgspec.Struct, frozen=True):
 
 
 class GoneReply(msgspec.Struct, frozen=True):
-    """What ended. ``stores`` removed the tenant's blocks; others will at their start."""
+    """What ended. ``stores`` removed the tenant's blocks.
+
+    ``unheard`` are other stores that the catalog knows: they do it when they start, or
+    soon after they reach the cluster again.
+    """
 
     name: str
     keys_revoked: int = 0
     stores: tuple[str, ...] = ()
+    unheard: tuple[str, ...] = ()
 
 
 class DeskClerk:
@@ -218,9 +223,12 @@ def _tenant_routes(router: APIRouter, door: Door) -> None:
         async with _clerk(door, request) as tenancy:
             tag = tenant_tag(door.gateway.node.secret, TenantId(name))
             keys = await tenancy.delete_tenant(name, tag)
+            nodes = await tenancy.catalog.nodes()
         await door.access.keys.refresh()
+        known = [each.node for each in nodes if Role.STORE in each.roles]
         stores = await _forget_blocks(door, TenantId(name))
-        return json_response(GoneReply(name, keys, stores))
+        unheard = tuple(store for store in known if store not in stores)
+        return json_response(GoneReply(name, keys, stores, unheard))
 
     del tenants, add, change, delete
 
