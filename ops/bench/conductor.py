@@ -29,6 +29,7 @@ from kvtide.bus.messages import (
     Admit,
     Beat,
     DecodeLoad,
+    GatewayLoad,
     Load,
     NodeState,
     Outcome,
@@ -129,6 +130,8 @@ class Bench:
         self.asked = 0
         self.each = workers // 2
         self.stores = [NodeRef(NodeId(f"store-{n}"), 1) for n in range(self.each)]
+        gateway = beat("gateway", Role.GATEWAY, "host-g", GatewayLoad(open_requests=1))
+        self.handle(MemberSeen(gateway))
         for number in range(self.each):
             host = f"host-{number}"
             store = beat(f"store-{number}", Role.STORE, host, StoreLoad())

@@ -115,6 +115,22 @@ def fill(made: World, store: NodeRef, blocks: tuple[BlockKey, ...]) -> None:
     made.handle(BlocksMoved(store, copies, []))
 
 
+def test_a_placement_heard_after_its_gateways_life_is_let_go_of() -> None:
+    here, there = world(), world(me="c2")
+    _, commands = there.ask(admit(gateway=ref("g1")))
+    (made,) = [each.made for each in commands if isinstance(each, Announce)]
+    for gone in (MemberSeen(beat("g1", Role.GATEWAY, epoch=2)), MemberGone(ref("g1"))):
+        here.handle(gone)
+        here.handle(PlacementHeard(made))
+        assert len(here.dispatcher.bookings) == 1
+        here.now_s += 1.0
+        here.handle(Tick())
+        assert len(here.dispatcher.bookings) == 1  # its beat may be on the way
+        here.now_s += 2.0
+        here.handle(Tick())
+        assert len(here.dispatcher.bookings) == 0
+
+
 def test_a_placement_names_live_workers_and_is_announced_and_recorded() -> None:
     made = world()
     fill(made, ref("s2"), keys(8))

@@ -260,9 +260,12 @@ class Dispatcher:
             self._tenants.heard_late(made.tenant, made.request, now_s)
 
     def _tick(self, now_s: float) -> None:
-        for beat in self._members.live(Role.GATEWAY):
-            if _is_idle(beat):
-                for request in self._bookings.gateway_idle(beat.node, now_s):
+        idle = {
+            beat.node for beat in self._members.live(Role.GATEWAY) if _is_idle(beat)
+        }
+        for gateway in self._bookings.gateways():
+            if gateway in idle or not self._members.is_live(gateway):
+                for request in self._bookings.gateway_idle(gateway, now_s):
                     self._tenants.lost(request, now_s)
         self._bookings.tick(now_s)
         self._answers.tick(now_s)

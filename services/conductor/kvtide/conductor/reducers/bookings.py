@@ -116,10 +116,15 @@ class Bookings:
             self._remove(request)
         return over
 
+    def gateways(self) -> tuple[NodeRef, ...]:
+        """The lives of gateways that own requests in the book."""
+        return tuple(self._by_gateway)
+
     def gateway_idle(self, gateway: NodeRef, now_s: float) -> list[RequestId]:
         """This gateway has no open request: what was booked for it earlier has ended.
 
-        So the loss of a ``RequestEnded`` is made good. Returns what was in the book.
+        So the loss of a ``RequestEnded`` is made good, and so is a placement that was
+        heard after its gateway's end. Returns what was in the book.
         """
         before_s = now_s - self._limits.idle_s
         owned = sorted(self._by_gateway.get(gateway, ()))
