@@ -63,9 +63,12 @@ def test_a_thousand_mixtures_do_no_harm_to_a_hundred_thousand_requests() -> None
         judged([drawn(seed, questions=100).run()])
 
 
-@pytest.mark.parametrize(("name", "seed"), [("loss", 11), ("crash", 138)])
-def test_what_once_failed_holds(name: str, seed: int) -> None:
-    judged([scenario(name, seed).run()])
+@pytest.mark.parametrize(
+    ("name", "seed", "questions"),
+    [("loss", 11, 10), ("crash", 138, 10), ("drawn", 54, 100), ("drawn", 66, 100)],
+)
+def test_what_once_failed_holds(name: str, seed: int, questions: int) -> None:
+    judged([scenario(name, seed, questions).run()])
 
 
 def test_a_store_that_always_evicts_is_only_slow() -> None:
