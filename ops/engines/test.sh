@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The transfer library's contract suite over a transfer engine of others: nixl or mooncake.
-# Makes an environment for it (build/engines/NAME; ENGINE_PYTHON names one that is there),
-# and writes docs/connect/results/NAME.json. More arguments go to pytest.
+# The transfer library's contract suite over a transfer engine of others, nixl or mooncake, and
+# a whole system on two pretended hosts over it. Makes an environment for the first
+# (build/engines/NAME; ENGINE_PYTHON names one that is there), and writes docs/connect/results/NAME.json. More arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -32,22 +32,32 @@ fi
 [ -n "$(ls /sys/class/infiniband 2>/dev/null)" ] || export UCX_MODULES=${UCX_MODULES:-^ib}
 export NIXL_LOG_LEVEL=${NIXL_LOG_LEVEL:-FATAL}
 
-report=$(mktemp)
-trap 'rm -f "$report"' EXIT
+report=$(mktemp) system=$(mktemp)
+trap 'rm -f "$report" "$system"' EXIT
 started=$SECONDS
 commit=$(git rev-parse HEAD)
 [ -z "$(git status --porcelain -- libs/transfer 'tests/contract/*transfer*')" ] || commit="$commit with changes"
 PYTHONPATH=libs/transfer:libs/runtime "$ENGINE_PYTHON" -m pytest -q -p no:schemathesis \
   tests/contract/test_transfer_contract.py tests/contract/test_transfer_trust.py \
   -k "$name" --junit-xml="$report" "$@"
-"$ENGINE_PYTHON" - "$report" "$commit" "$((SECONDS - started))" "$wheel" \
+# a whole system, whose roles need more than a transfer does: .venv with the wheel beside it
+beside=$PWD/build/engines/$name-beside
+if [ ! -e "$beside/.done" ]; then
+  rm -rf "$beside"
+  .venv/bin/python -m pip install -q --no-deps --target "$beside" "$wheel"
+  touch "$beside/.done"
+fi
+PYTHONPATH="$beside" KVTIDE_TEST_ENGINE=$name .venv/bin/python -m pytest -q -m full \
+  tests/e2e/test_transfer_engine_serves.py --junit-xml="$system"
+"$ENGINE_PYTHON" - "$report" "$system" "$commit" "$((SECONDS - started))" "$wheel" \
   >"docs/connect/results/$name.json" <<'E2'
 import json, os, platform, sys
 from xml.etree import ElementTree
-suite = next(ElementTree.parse(sys.argv[1]).getroot().iter("testsuite"))
-count = {key: int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")}
+suites = [next(ElementTree.parse(path).getroot().iter("testsuite")) for path in sys.argv[1:3]]
+count = {key: sum(int(suite.get(key, 0)) for suite in suites)
+         for key in ("tests", "failures", "errors", "skipped")}
 passed = count["tests"] - count["failures"] - count["errors"] - count["skipped"]
-print(json.dumps({"commit": sys.argv[2], "wheel": sys.argv[4], "seconds": int(sys.argv[3]),
+print(json.dumps({"commit": sys.argv[3], "wheel": sys.argv[5], "seconds": int(sys.argv[4]),
     "cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version(),
     "passed": passed, **count}, indent=1))
 E2
