@@ -94,7 +94,6 @@ class SocketPeer(TransferPeer):
         self._lock = threading.Lock()
         self._under_way: set[Transfer] = set()
         self._end: TransferError | None = None
-        self._news: tuple[int, Sequence[str]] | None = None
         # a peer that does not answer must not keep transfers with others waiting
         self._asking = Asking(self.node)
         files = FileMover(self.node, setup.clock, self._ask_to_map)
@@ -152,7 +151,7 @@ class SocketPeer(TransferPeer):
         )
         with self._lock:
             self._dispatcher = dispatcher
-        self._use_news()
+        self._ways.used_by(dispatcher)
         if self._end is not None:
             dispatcher.finish(self._end)
         log.info("peer %s epoch %d by %s", self.node, self.epoch, self.path)
@@ -184,7 +183,7 @@ class SocketPeer(TransferPeer):
         """
         if self._dispatcher is not None and self._copier is None:
             theirs = self._devices_there(MAP_TIMEOUT_S) if any(devices) else 0
-            self._ways.change(self._dispatcher, theirs=theirs, devices=devices)
+            self._ways.change(theirs=theirs, devices=devices)
 
     @property
     def path(self) -> str:
@@ -408,20 +407,7 @@ class SocketPeer(TransferPeer):
             log.info("%s has other ways, too late: %s", self.node, error)
 
     def _change_ways(self, theirs: int, hosts: Sequence[str]) -> None:
-        with self._lock:
-            self._news = theirs if self._copier is None else 0, hosts
-        self._use_news()
-
-    def _use_news(self) -> None:
-        """What was heard last is used last, also what came while this was opening."""
-        used: tuple[int, Sequence[str]] | None = None
-        while True:
-            with self._lock:
-                news, dispatcher = self._news, self._dispatcher
-            if dispatcher is None or news is None or news is used:
-                return
-            self._ways.change(dispatcher, theirs=news[0], hosts=news[1])
-            used = news
+        self._ways.change(theirs=theirs if self._copier is None else 0, hosts=hosts)
 
     # ---- ends and errors
 

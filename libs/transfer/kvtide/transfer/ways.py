@@ -62,8 +62,10 @@ class Ways:
         self._devices = tuple(devices)
         self.slabs = slabs
         self._theirs = 0
+        self._heard = False
         self._hosts = dialer.hosts
         self._names: set[str] = set()
+        self._dispatcher: Dispatcher | None = None
         self.path = "tcp"
         """How most bytes will go."""
         self.limits = (PIECE_BYTES, REQUEST_BYTES)
@@ -72,39 +74,56 @@ class Ways:
         """Whether it makes no difference by which rail a request goes."""
 
     def rails(self, theirs: int) -> list[tuple[Rail, MakeCarrier]]:
-        """The first ones, for a peer with so many devices."""
+        """The first ones, for a peer that said it has so many devices.
+
+        What was heard by then goes for more.
+        """
         with self._lock:
-            self._theirs = theirs
+            if not self._heard:
+                self._theirs = theirs
             wanted = self._wanted()
             self._names = set(wanted)
         return list(wanted.values())
 
+    def used_by(self, dispatcher: Dispatcher) -> None:
+        """These rails are the dispatcher's; it has what is there now from here on."""
+        with self._lock:
+            self._dispatcher = dispatcher
+            self._adapt(dispatcher)
+
     def change(
         self,
-        dispatcher: Dispatcher,
         *,
         theirs: int | None = None,
         hosts: Sequence[str] | None = None,
         devices: Sequence[Device | None] | None = None,
     ) -> None:
-        """Have rails for what is there now; None: as before. Not for a rail's thread."""
+        """Have rails for what is there now; None: as before. Not for a rail's thread.
+
+        Before there is a dispatcher it is only remembered.
+        """
         with self._lock:
+            self._heard = True
             if theirs is not None:
                 self._theirs = theirs
             if hosts is not None:
                 self._hosts = tuple(hosts)
             if devices is not None:
                 self._devices = tuple(devices)
-            wanted = self._wanted()
-            new = [wanted[name] for name in wanted if name not in self._names]
-            old = [name for name in self._names if name not in wanted]
-            self._names = set(wanted)
-            for name in old:
-                log.info("a way to %s is gone: %s", self._dialer.address.node, name)
-                dispatcher.remove(name)
-            for rail, make in new:
-                log.info("a way to %s: %s", self._dialer.address.node, rail.name)
-                dispatcher.add(rail, make)
+            if self._dispatcher is not None:
+                self._adapt(self._dispatcher)
+
+    def _adapt(self, dispatcher: Dispatcher) -> None:
+        wanted = self._wanted()
+        new = [wanted[name] for name in wanted if name not in self._names]
+        old = [name for name in self._names if name not in wanted]
+        self._names = set(wanted)
+        for name in old:
+            log.info("a way to %s is gone: %s", self._dialer.address.node, name)
+            dispatcher.remove(name)
+        for rail, make in new:
+            log.info("a way to %s: %s", self._dialer.address.node, rail.name)
+            dispatcher.add(rail, make)
 
     def _usable(self) -> list[tuple[int, Device]]:
         return [

@@ -4,6 +4,7 @@ from kvtide.bus.messages import (
     Beat,
     DecodeLoad,
     Dropped,
+    GatewayLoad,
     NodeState,
     PrefillLoad,
     StoreLoad,
@@ -24,6 +25,19 @@ def key_of(block: int) -> BlockKey:
 def block_of(key: BlockKey) -> int:
     """The block of a key."""
     return int.from_bytes(key, "big")
+
+
+def asking(gateway: NodeRef) -> Beat:
+    """The beat of a gateway that always has requests open."""
+    return Beat(
+        node=gateway,
+        roles=(Role.GATEWAY,),
+        seq=1,
+        host="gateway",
+        state=NodeState.READY,
+        steps=0,
+        load=(GatewayLoad(open_requests=1),),
+    )
 
 
 class Host:

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 from kvtide.bus.messages import (
     Admit,
-    Beat,
-    GatewayLoad,
-    NodeState,
     Outcome,
     Placed,
     Rejected,
@@ -27,7 +24,7 @@ from kvtide.conductor.events import (
 from kvtide.kv import Located, NodeId, NodeRef, RequestId, Role, TenantId, Tier
 from kvtide.sim.kernel import Kernel
 from kvtide.sim.perf.decoding import DecodeWorker
-from kvtide.sim.perf.hosts import Host, block_of, key_of
+from kvtide.sim.perf.hosts import Host, asking, block_of, key_of
 from kvtide.sim.perf.links import Network
 from kvtide.sim.perf.outcomes import Outcomes, Sample, Spent
 from kvtide.sim.perf.pool import Change, Store
@@ -40,15 +37,6 @@ from kvtide.sim.perf.workload import SimRequest
 _BEAT_S = 0.5
 _HOT_BLOCKS = 100
 _GATEWAY = NodeRef(NodeId("gateway"), 1)
-_THAT_ASKS = Beat(
-    node=_GATEWAY,
-    roles=(Role.GATEWAY,),
-    seq=1,
-    host="gateway",
-    state=NodeState.READY,
-    steps=0,
-    load=(GatewayLoad(open_requests=1),),
-)
 ME = NodeRef(NodeId("conductor"), 1)
 _TENANT = TenantId("simulated")
 
@@ -99,7 +87,7 @@ class PooledCluster:
     def run(self) -> Spent:
         """Until every request is served or rejected."""
         kernel = self._kernel
-        self._mind.handle(MemberSeen(_THAT_ASKS), kernel.now_s)
+        self._mind.handle(MemberSeen(asking(_GATEWAY)), kernel.now_s)
         for place, host in enumerate(self._hosts):
             offset_s = _BEAT_S * place / len(self._hosts)
             kernel.at(offset_s, lambda host=host: self._beat(host))
