@@ -270,7 +270,8 @@ def _killed_by(site: ChaosSite, prompt: Sequence[int], ends: list[str]) -> list[
     killed: list[str] = []
     seen = 0
     try:
-        for event in site.stream(prompt, 64, ignore_eos=True):
+        # long enough that it is still being made when its worker is looked for
+        for event in site.stream(prompt, 800, ignore_eos=True):
             seen += sum(len(c.get("token_ids") or ()) for c in event["choices"])
             if seen > 2 * (len(killed) + 1) and len(killed) < 3:
                 name = _decoding(site)
